@@ -76,11 +76,13 @@ class Operand:
         dims: Per dim, the factor that splits it or None.
         lacks: Factors of the operator that this operand does not run over: its
             cotangent is a partial sum over the axes that split them.
+        saved: Whether the backward pass needs its value.
     """
 
     uses: tuple[Use, ...]
     dims: Dims
     lacks: tuple[int, ...]
+    saved: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,14 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class Saved:
+    """A value inside a cluster that the backward pass needs."""
+
+    dims: tuple[int, ...]
+    bytes: float
+
+
+@dataclass(frozen=True)
 class Operator:
     """One equation, or a cluster of equations that split alike.
 
@@ -121,10 +131,13 @@ class Operator:
         operands: Inputs from other operators or leaves.
         results: Outputs that others read.
         reductions: Partial sums inside.
+        saved: Values inside that the backward pass needs.
         flops: Of one unsharded forward execution.
         executions: How often it runs in one forward pass.
         recomputed: Whether it runs again in the backward pass (rematerialised).
         parameter_only: Whether it depends on parameters alone.
+        active: Whether gradients flow through it.
+        classes: Per factor, its class of dims.
     """
 
     name: str
@@ -133,10 +146,12 @@ class Operator:
     operands: tuple[Operand, ...]
     results: tuple[Result, ...]
     reductions: tuple[Reduction, ...] = ()
+    saved: tuple[Saved, ...] = ()
     flops: float = 0.0
     executions: int = 1
     recomputed: bool = False
     parameter_only: bool = False
+    active: bool = True
     classes: tuple[int, ...] = ()
 
     @property

@@ -101,6 +101,11 @@ def factor_rule(*primitives: str) -> Callable[[RuleFunction], RuleFunction]:
     return register
 
 
+def has_rule(primitive: str) -> bool:
+    """Whether a primitive has a factor rule."""
+    return primitive in _RULES
+
+
 def rule_for(
     primitive: str,
     operands: tuple[ArrayType, ...],

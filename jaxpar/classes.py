@@ -1,0 +1,95 @@
+"""Classes of dims: which dims split alike, how finely, and what they mean.
+
+Dims that operators tie by a shared factor form a class. The heads that a reshape
+cuts out of a projection's width, say, forbid to cut that width anywhere else.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jaxpar.dims import Unions
+from jaxpar.graph import HEAVY, DimClass, GraphLeaf, Operator, Tensor
+
+
+def dim_classes(
+    tensors: Sequence[Tensor],
+    operators: Sequence[Operator],
+    leaves: Sequence[GraphLeaf],
+    batch_size: int,
+) -> tuple[tuple[DimClass, ...], tuple[Tensor, ...], tuple[Operator, ...]]:
+    """Classes, and the tensors and operators with their dims' classes filled in."""
+    unions = Unions()
+    sizes: dict[tuple, int] = {}
+    for t, tensor in enumerate(tensors):
+        for d, n in enumerate(tensor.shape):
+            unions.add(("dim", t, d))
+            sizes["dim", t, d] = n
+    for o, op in enumerate(operators):
+        for f, factor in enumerate(op.factors):
+            unions.add(("factor", o, f))
+            sizes["factor", o, f] = factor.size
+        ends = [(u.tensor, operand.dims) for operand in op.operands
+                for u in operand.uses]
+        ends += [(result.tensor, result.dims) for result in op.results]
+        for t, dims in ends:
+            for d, f in enumerate(dims):
+                if f is not None:
+                    unions.join(("dim", t, d), ("factor", o, f))
+    number = unions.numbered()
+    members: dict[int, list[tuple]] = defaultdict(list)
+    for item, c in number.items():
+        members[c].append(item)
+    granularity = {c: math.gcd(*(sizes[i] for i in m)) for c, m in members.items()}
+    filled_tensors = tuple(
+        replace(t, classes=tuple(number["dim", i, d] for d in range(len(t.shape))))
+        for i, t in enumerate(tensors)
+    )
+    filled_operators = tuple(
+        replace(op, classes=tuple(number["factor", o, f]
+                                  for f in range(len(op.factors))))
+        for o, op in enumerate(operators)
+    )
+    batch = {
+        filled_tensors[leaf.tensor].classes[0]
+        for leaf in leaves
+        if leaf.role == "batch" and leaf.shape and leaf.shape[0] == batch_size
+    }
+    weights, experts = _weight_classes(filled_tensors, filled_operators, leaves)
+    classes = tuple(
+        DimClass(
+            granularity[c],
+            batch=c in batch,
+            token=c not in batch and c not in weights,
+            expert=c in experts,
+        )
+        for c in range(len(members))
+    )
+    return classes, filled_tensors, filled_operators
+
+
+def _weight_classes(
+    tensors: Sequence[Tensor],
+    operators: Sequence[Operator],
+    leaves: Sequence[GraphLeaf],
+) -> tuple[set[int], set[int]]:
+    """Classes of dims of weights that are contracted or looked up, and those of
+    them that are batch dims of a contraction: experts."""
+    model = {leaf.tensor for leaf in leaves if leaf.role in ("param", "state")}
+    model |= {r.tensor for op in operators if op.parameter_only for r in op.results}
+    weights: set[int] = set()
+    experts: set[int] = set()
+    for op in operators:
+        if op.parameter_only or op.kind not in HEAVY | {"gather"}:
+            continue
+        for k, operand in enumerate(op.operands):
+            if not any(u.tensor in model for u in operand.uses):
+                continue
+            for tensor in (tensors[u.tensor] for u in operand.uses):
+                weights.update(tensor.classes if len(tensor.shape) > 1 else ())
+            others = [o for i, o in enumerate(op.operands) if i != k]
+            shared = set(operand.dims) & {f for o in others for f in o.dims}
+            shared &= {f for result in op.results for f in result.dims}
+            experts |= {op.classes[f] for f in shared if f is not None}
+    return weights, experts

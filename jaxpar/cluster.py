@@ -1,0 +1,320 @@
+"""One operator out of a cluster of equations: factors unified, costs collected."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jaxpar.dims import Unions
+from jaxpar.flatten import Address
+from jaxpar.graph import Operand, Operator, Reduction, Result, Saved, Use
+from jaxpar.quotient import Node, Quotient
+from jaxpar.rules.rule import Dims, Factor, FactorKind
+
+SAVES_NOTHING = frozenset(
+    """add add_any sub neg reshape transpose broadcast_in_dim convert_element_type
+    reduce_sum slice concatenate pad squeeze expand_dims copy copy_p cumsum rev
+    stop_gradient name sharding_constraint real imag split carry join stack unstack
+    dynamic_slice reduce_precision optimization_barrier iota eq ne lt le gt ge not
+    and or xor is_finite sign floor ceil round argmax argmin""".split()
+)
+"""Linear or piecewise constant: the backward pass needs none of their values."""
+SAVES_RESULT = frozenset("exp exp2 tanh logistic rsqrt sqrt tan erf_inv".split())
+SAVES_INDICES = frozenset({"gather", "select_n", "scatter", "scatter-add"})
+
+
+@dataclass(frozen=True)
+class Read:
+    """An operand of a cluster: the tensors read, its dims, its places."""
+
+    tensors: tuple[tuple[int, int], ...]
+    dims: Dims
+    lacks: tuple[int, ...]
+    before: tuple[Address, ...]
+    saved: bool
+    active: bool
+
+
+@dataclass(frozen=True)
+class Written:
+    """A tensor that a cluster writes and others read."""
+
+    tensor: int
+    dims: Dims
+    sums: tuple[int, ...]
+
+
+@dataclass
+class Cluster:
+    """What the operator graph keeps of a group of nodes.
+
+    Attributes:
+        factors: Unified loop indices.
+        flops: Of one forward execution.
+        saved: Values inside that the backward pass needs: (factors, bytes).
+    """
+
+    nodes: list[int]
+    factors: tuple[Factor, ...] = ()
+    reads: list[Read] = field(default_factory=list)
+    writes: list[Written] = field(default_factory=list)
+    reductions: list[Reduction] = field(default_factory=list)
+    saved: list[tuple[tuple[int, ...], float]] = field(default_factory=list)
+    flops: float = 0.0
+
+    def operator(
+        self, name: str, numbers: Mapping[int, int], node: Node, parameter_only: bool
+    ) -> Operator:
+        """The operator of the graph; `numbers` counts the tensors there."""
+        equation = node.equation
+        kind = equation.primitive if len(self.nodes) == 1 else "pointwise"
+        operands = tuple(
+            Operand(
+                tuple(Use(numbers[t], n) for t, n in read.tensors),
+                read.dims,
+                read.lacks,
+                read.saved,
+            )
+            for read in self.reads
+        )
+        results = tuple(Result(numbers[w.tensor], w.dims, w.sums) for w in self.writes)
+        return Operator(
+            name,
+            kind,
+            self.factors,
+            operands,
+            results,
+            tuple(self.reductions),
+            tuple(Saved(dims, size) for dims, size in self.saved),
+            self.flops,
+            node.executions,
+            equation.recomputed,
+            parameter_only,
+            any(read.active for read in self.reads),
+        )
+
+
+def build_cluster(
+    nodes: list[int],
+    graph: Quotient,
+    outputs: frozenset[int],
+    active: frozenset[int],
+) -> Cluster:
+    """Unifies the factors of the nodes and sorts their costs inside and outside."""
+    unified = _Unified(nodes, graph)
+    cluster = Cluster(nodes, unified.factors)
+    cluster.flops = sum(graph.nodes[i].rule.flops for i in nodes)
+    inside = {t for i in nodes for t in graph.nodes[i].results}
+    alone = len(nodes) == 1
+    reads: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for i in nodes:
+        node = graph.nodes[i]
+        for slot, tensors in enumerate(node.reads):
+            outside = tuple(sorted(t for t in tensors if t not in inside))
+            if outside:
+                reads.setdefault(outside, []).append((i, slot))
+            if len(outside) < len(tensors):
+                _broadcast_inside(cluster, unified, graph, i, slot, active)
+        for slot, tensor in enumerate(node.results):
+            dims = unified.dims(i, node.rule.results[slot])
+            sums = unified.sums(i)
+            readers = graph.readers.get(tensor, ())
+            if any(r not in nodes for r in readers) or tensor in outputs:
+                cluster.writes.append(Written(tensor, dims, sums if alone else ()))
+            if sums and not alone and slot == 0:
+                cluster.reductions.append(
+                    Reduction(_present(dims), sums, _bytes(graph, tensor), False)
+                )
+        if tensors := _saved_inside(node, inside, active):
+            for tensor, dims in tensors:
+                cluster.saved.append(
+                    (_present(unified.dims(i, dims)), _bytes(graph, tensor))
+                )
+    for uses in reads.values():
+        cluster.reads.append(_read(uses, unified, graph, active, inside))
+    return cluster
+
+
+def _saved_inside(
+    node: Node, inside: set[int], active: frozenset[int]
+) -> list[tuple[int, Dims]]:
+    """Values made in the cluster that its backward pass needs."""
+    name = node.equation.primitive
+    result = node.results[0]
+    if result not in active or name in SAVES_NOTHING:
+        return []
+    if name in SAVES_RESULT:
+        return [(result, node.rule.results[0])]
+    found: list[tuple[int, Dims]] = []
+    for slot, tensors in enumerate(node.reads):
+        own = [t for t in tensors if t in inside]
+        if own and not (name in SAVES_INDICES and slot != 0):
+            found.append((own[0], node.rule.operands[slot]))
+    return found
+
+
+def _needs_operand(node: Node, slot: int, active: frozenset[int]) -> bool:
+    name = node.equation.primitive
+    if name in SAVES_NOTHING or name in SAVES_RESULT:
+        return False
+    if not any(t in active for t in node.results):
+        return False
+    if name in SAVES_INDICES:
+        return (slot == 0) == (name == "select_n")
+    return True
+
+
+def _read(
+    uses: list[tuple[int, int]],
+    unified: "_Unified",
+    graph: Quotient,
+    active: frozenset[int],
+    inside: set[int],
+) -> Read:
+    i, slot = uses[0]
+    reads = graph.nodes[i].reads[slot]
+    tensors = tuple((t, n) for t, n in sorted(reads.items()) if t not in inside)
+    dims = unified.dims(i, graph.nodes[i].rule.operands[slot])
+    lacks: set[int] = set()
+    for j, s in uses:
+        own = unified.dims(j, graph.nodes[j].rule.operands[s])
+        lacks |= unified.all_of(j) - set(_present(own))
+    is_active = any(t in active for t, _ in tensors)
+    before = tuple(a for j, s in uses for a in graph.nodes[j].before[s])
+    saved = any(_needs_operand(graph.nodes[j], s, active) for j, s in uses)
+    return Read(tensors, dims, tuple(sorted(lacks)) if is_active else (), before, saved, is_active)
+
+
+def _broadcast_inside(
+    cluster: Cluster,
+    unified: "_Unified",
+    graph: Quotient,
+    i: int,
+    slot: int,
+    active: frozenset[int],
+) -> None:
+    """A value broadcast inside the cluster: its cotangent is summed there."""
+    node = graph.nodes[i]
+    tensor = next(iter(node.reads[slot]))
+    if tensor not in active:
+        return
+    dims = unified.dims(i, node.rule.operands[slot])
+    over = tuple(sorted(unified.all_of(i) - set(_present(dims))))
+    if over:
+        cluster.reductions.append(
+            Reduction(_present(dims), over, _bytes(graph, tensor), True)
+        )
+
+
+def _present(dims: Dims) -> tuple[int, ...]:
+    return tuple(f for f in dims if f is not None)
+
+
+def _bytes(graph: Quotient, tensor: int) -> float:
+    array = graph.types[tensor]
+    size = 1.0
+    for n in array.shape:
+        size *= n
+    return size * array.dtype.itemsize
+
+
+class _Unified:
+    """Factors of all nodes of a cluster, made one where tensors tie them."""
+
+    def __init__(self, nodes: Sequence[int], graph: Quotient):
+        self.graph = graph
+        unions: Unions = Unions()
+        held: dict[int, list[tuple[int, Dims]]] = {}
+        for i in nodes:
+            node = graph.nodes[i]
+            for k in range(len(node.rule.factors)):
+                unions.add((i, k))
+            for slot, tensors in enumerate(node.reads):
+                for tensor in tensors:
+                    held.setdefault(tensor, []).append((i, node.rule.operands[slot]))
+            for slot, tensor in enumerate(node.results):
+                held.setdefault(tensor, []).append((i, node.rule.results[slot]))
+        for ties in held.values():
+            i, dims = ties[0]
+            for j, others in ties[1:]:
+                for a, b in zip(dims, others, strict=True):
+                    if a is not None and b is not None:
+                        unions.join((i, a), (j, b))
+        self.index = unions.numbered()
+        self.factors = self._merge(nodes)
+
+    def _merge(self, nodes: Sequence[int]) -> tuple[Factor, ...]:
+        count = 1 + max(self.index.values(), default=-1)
+        sizes, whole = [0] * count, [False] * count
+        for (i, k), number in self.index.items():
+            factor = self.graph.nodes[i].rule.factors[k]
+            sizes[number] = _gcd(sizes[number], factor.size)
+            whole[number] |= factor.kind is FactorKind.WHOLE
+        for i in nodes:
+            rule = self.graph.nodes[i].rule
+            for dims in rule.operands + rule.results:
+                numbers = [self.index[i, f] for f in dims if f is not None]
+                for number in numbers:
+                    whole[number] |= numbers.count(number) > 1
+        kind = {True: FactorKind.WHOLE, False: FactorKind.PASS}
+        return tuple(
+            Factor(n, kind[w]) for n, w in zip(sizes, whole, strict=True)
+        )
+
+    def dims(self, node: int, dims: Dims) -> Dims:
+        """A node's dims in factors of the cluster; whole ones become None."""
+        numbers = (None if f is None else self.index[node, f] for f in dims)
+        return tuple(None if f is None or self._whole(f) else f for f in numbers)
+
+    def _whole(self, factor: int) -> bool:
+        return self.factors[factor].kind is FactorKind.WHOLE
+
+    def all_of(self, node: int) -> set[int]:
+        count = len(self.graph.nodes[node].rule.factors)
+        numbers = {self.index[node, k] for k in range(count)}
+        return {f for f in numbers if not self._whole(f)}
+
+    def sums(self, node: int) -> tuple[int, ...]:
+        """Factors that the node sums away."""
+        rule = self.graph.nodes[node].rule
+        return tuple(
+            sorted(
+                self.index[node, k]
+                for k, factor in enumerate(rule.factors)
+                if factor.kind is FactorKind.REDUCE
+                and not self._whole(self.index[node, k])
+            )
+        )
+
+
+def _gcd(a: int, b: int) -> int:
+    while b:
+        a, b = b, a % b
+    return a
+
+
+def tensor_names(
+    graph: Quotient, leaf_paths: Mapping[int, str], order: Sequence[list[int]]
+) -> list[str]:
+    """A stable name per cluster: the weight it reads, or the last one read.
+
+    Names are unique; where several operators share a stem they are numbered.
+    """
+    source: dict[int, str] = dict(leaf_paths)
+    stem, counts, names = "input", {}, []
+    for nodes in order:
+        own = [
+            source[t]
+            for i in nodes
+            for slot in graph.nodes[i].reads
+            for t in slot
+            if t in source
+        ]
+        if own:
+            stem = own[0]
+        kinds = [graph.nodes[i].equation.primitive for i in nodes]
+        kind = kinds[0] if len(kinds) == 1 else "pointwise"
+        name = f"{stem}:{kind}"
+        counts[name] = counts.get(name, 0) + 1
+        names.append(name if counts[name] == 1 else f"{name}.{counts[name]}")
+        if own and len(nodes) == 1 and kind in ("convert_element_type", "transpose"):
+            source.update(dict.fromkeys(graph.nodes[nodes[0]].results, stem))
+    return names

@@ -1,0 +1,1 @@
+"""What people read: tables and pages of a plan. Only here are units human."""

@@ -1,0 +1,1 @@
+from jaxpar.search.problem import *
