@@ -50,23 +50,24 @@ class Model:
         merge: Parts -> the NNX module, or the Linen variables.
         abstract: Parts of `jax.ShapeDtypeStruct`.
         names: (role, path) -> annotation, for annotated arrays only.
-        values: Parts of a ready NNX module, which a caller may place where it wants
-            them rather than compile them into a program; None for a recipe.
+        values: Arrays of a ready NNX module, for `init`; else None.
     """
 
     kind: str
-    init: Callable[[Any], Parts]
+    init: Callable[..., Parts]
     loss: Callable[[Tree, Tree, Tree, Tree, Any], tuple[jax.Array, Parts]]
     merge: Callable[[Tree, Tree, Tree], Any]
     abstract: Parts
     names: Mapping[tuple[str, str], Annotation] = field(default_factory=dict)
-    values: Parts | None = None
+    values: tuple[jax.Array, ...] | None = None
 
 
-def keyed_leaves(tree: Tree) -> list[tuple[Keys, Any]]:
-    """Leaves by their keys, without the attribute that an NNX variable adds."""
+def keyed_leaves(
+    tree: Tree, is_leaf: Callable[[Any], bool] | None = None
+) -> list[tuple[Keys, Any]]:
+    """Leaves by their keys, without the attribute that variables and boxes add."""
     value = jax.tree_util.GetAttrKey("value")
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]
     return [(tuple(_bare(k) for k in path if k != value), leaf) for path, leaf in leaves]
 
 
@@ -88,6 +89,19 @@ def named_leaves(tree: Tree) -> dict[str, Any]:
     A tree that is one leaf has the path "".
     """
     return {path_of(keys): leaf for keys, leaf in keyed_leaves(tree)}
+
+
+def as_key(seed: int | jax.Array) -> jax.Array:
+    """A typed random key; passes one through."""
+    dtype = getattr(seed, "dtype", None)
+    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return jnp.asarray(seed)
+    return jax.random.key(seed)
+
+
+def key_struct() -> jax.ShapeDtypeStruct:
+    """Type of a random key of the default kind."""
+    return jax.eval_shape(jax.random.key, 0)
 
 
 @dataclass(frozen=True)
@@ -169,7 +183,8 @@ class Layout:
         """Leaves of a later version of the same tree.
 
         Raises:
-            ModelError: if a leaf is new, lost, or of another shape or dtype.
+            ModelError: if a leaf is new or lost, or state that is not trained has
+                another shape or dtype.
         """
         leaves = dict(keyed_leaves(tree))
         for word, odd in (
@@ -183,8 +198,41 @@ class Layout:
                     hint="make every variable when the model is built, and take out "
                     "what the loss sows before it returns",
                 )
-        pairs = zip(self.sources, self.structs, strict=True)
-        return [_same_type(keys, leaves[keys], struct) for keys, struct in pairs]
+        triples = zip(self.sources, self.places, self.structs, strict=True)
+        return [
+            leaves[keys] if part == PARAM else _same_type(keys, leaves[keys], struct)
+            for keys, (part, _), struct in triples
+        ]
+
+    def initialiser(
+        self, make: Callable[[jax.Array], Sequence[Any]], *, loss_key: bool
+    ) -> tuple[Callable[[Any], Parts], Parts]:
+        """`Model.init` and `Model.abstract`.
+
+        Args:
+            make: Typed random key -> leaves in the order of the model's own tree.
+            loss_key: Whether random keys for the loss are kept beside the model's.
+        """
+
+        def init(
+            seed: int | jax.Array, values: Sequence[jax.Array] | None = None
+        ) -> Parts:
+            key = as_key(seed)
+            leaves = make(key) if values is None else map(jnp.copy, values)
+            params, model_state, rngs = self.split(list(leaves))
+            if loss_key:
+                rngs = rngs | {LOSS_KEY: jax.random.fold_in(key, 1)}
+            return params, model_state, rngs
+
+        params, model_state, rngs = self.split(self.structs)
+        if LOSS_KEY in rngs:
+            raise ModelError(
+                f"the model keeps random state under {LOSS_KEY!r}, which is taken",
+                hint="give that attribute another name",
+            )
+        if loss_key:
+            rngs = rngs | {LOSS_KEY: key_struct()}
+        return init, (params, model_state, rngs)
 
     def annotate(
         self, annotations: Mapping[Keys, Annotation]
@@ -199,7 +247,7 @@ class Layout:
 
 
 def _same_type(keys: Keys, leaf: Any, struct: jax.ShapeDtypeStruct) -> jax.Array:
-    array = strong(leaf, f"state {path_of(keys)}")
+    array = strong(leaf, path_of(keys))
     if array.shape != struct.shape or array.dtype != struct.dtype:
         raise ModelError(
             f"the loss turns {path_of(keys)} from {show_array(struct)} into {show_array(array)}",

@@ -14,7 +14,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpar.sharding import Spec
+from jaxpar.sharding import Spec, axes_of, fits
 
 TRANSPARENT = frozenset(
     "jit pjit closed_call core_call checkpoint remat remat2 scan while cond".split()
@@ -146,6 +146,12 @@ class _Editor:
             params[parameter] = tuple(items) if isinstance(held, tuple) else items[0]
         return params
 
+    def check_spec(self, spec: Spec, aval: Any) -> None:
+        axes = axes_of(spec)
+        known = len(set(axes)) == len(axes) and set(axes) <= set(self.mesh.shape)
+        if not (known and fits(spec, aval.shape, self.mesh.shape)):
+            raise ValueError(f"spec {spec} does not fit {aval} on {self.mesh.shape}")
+
     def constrained(
         self, value: Any, specs: Iterable[Spec], source: JaxprEqn | None
     ) -> Any:
@@ -153,8 +159,7 @@ class _Editor:
         if isinstance(value, Literal | DropVar) or not getattr(value.aval, "ndim", 0):
             return value
         for spec in specs:
-            if len(spec) != value.aval.ndim:
-                raise ValueError(f"spec {spec} for a value {value.aval}")
+            self.check_spec(spec, value.aval)
             partition = PartitionSpec(*(axes or None for axes in spec))
             sharding = NamedSharding(self.mesh, partition)
             eqn = _template(value.aval.shape, value.aval.dtype, sharding)

@@ -67,6 +67,11 @@ def _hint(error: Exception) -> str:
             "it is traced with shapes only, as under jax.jit: no Python control flow "
             "and no numpy on array values"
         )
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        return (
+            "an array made while the model was built is kept where Flax does not look "
+            "for it; wrap it in nnx.Variable"
+        )
     if "non-empty mesh in context" in str(error):
         return (
             "jaxpar chooses the shardings: take out with_sharding_constraint, or name "
@@ -102,14 +107,6 @@ def replay(traced: ClosedJaxpr) -> Callable[..., list[jax.Array]]:
     consts = {var: const for var, const in pairs if var in live}
     pruned = jaxpr.replace(eqns=equations[::-1], constvars=list(consts))
     return jaxpr_as_fun(ClosedJaxpr(pruned, list(consts.values())))
-
-
-def as_key(seed: int | jax.Array) -> jax.Array:
-    """A typed random key; passes one through."""
-    dtype = getattr(seed, "dtype", None)
-    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return jnp.asarray(seed)
-    return jax.random.key(seed)
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:

@@ -367,9 +367,10 @@ def test_the_callers_mesh_does_not_leak_in(mesh: Mesh) -> None:
         (Site(((1, "body", 0),), 0, 0, "after"), ROWS, "no jaxpr 0 in 'body'"),
         (Site(((1, "jaxpr", 1),), 0, 0, "after"), ROWS, "no jaxpr 1 in 'jaxpr'"),
         (Site(((0, "call_jaxpr", 0),), 0, 0, "after"), ROWS, "opaque"),
-        (Site((), 0, 0, "after"), (("data",),), "spec"),
-        (Site((), 0, 0, "after"), (("data",), ("data",)), "duplicate"),
-        (Site((), -1, 0, "input"), ((), ("model",)), "divisible"),
+        (Site((), 0, 0, "after"), (("data",), ("data",)), "does not fit"),
+        (Site((), 0, 0, "after"), (("stage",), ()), "does not fit"),
+        (Site((), -1, 0, "input"), ((), ("model",)), "does not fit"),
+        (Site((), -1, 0, "input"), (("data",),), "shorter|does not fit"),
     ],
 )
 def test_impossible_constraints_are_refused(

@@ -1,6 +1,7 @@
 """Names that differ only in their indices, as one line."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,23 +35,21 @@ def groups(names: Iterable[str], kind: Callable[[str], Hashable]) -> list[Group]
     found: dict[tuple[str, Hashable], list[str]] = {}
     for name in names:
         found.setdefault((_INDEX.sub("*", name), kind(name)), []).append(name)
-    forms = [form for form, _ in found]
+    kinds = Counter(form for form, _ in found)
     return [
-        Group(_label(form, members, forms.count(form) == 1), tuple(members))
+        Group(_label(members, kinds[form] == 1), tuple(members))
         for (form, _), members in found.items()
     ]
 
 
-def _label(form: str, names: Sequence[str], alone: bool) -> str:
-    if len(names) == 1:
-        return names[0]
-    if alone:
-        return form
+def _label(names: Sequence[str], alone: bool) -> str:
+    """The first name, with what varies replaced."""
     columns = zip(*(map(int, _INDEX.findall(name)) for name in names), strict=True)
-    ranges = [_ranges(sorted(set(column))) for column in columns]
-    pieces = form.split("*")
+    values = [sorted(set(column)) for column in columns]
+    varies = [("*" if alone and len(v) > 1 else _ranges(v)) for v in values]
+    pieces = _INDEX.split(names[0])
     return pieces[0] + "".join(
-        index + piece for index, piece in zip(ranges, pieces[1:], strict=True)
+        index + piece for index, piece in zip(varies, pieces[1:], strict=True)
     )
 
 

@@ -8,7 +8,7 @@ variables.
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,8 +18,6 @@ from jaxpar.search.network import Network
 
 BLOCK = 1 << 17
 """Joined entries worked on at once, so that they stay in cache."""
-
-Score = Callable[[int, set[int], float], float]
 
 
 @dataclass(frozen=True)
@@ -43,63 +41,65 @@ class Order:
 
 
 def find_order(
-    network: Network,
+    sizes: Sequence[int],
+    neighbours: Mapping[int, Collection[int]],
     cap: float = math.inf,
     wear: Sequence[int] | None = None,
 ) -> Order:
     """Greedy order: leaves first, then whatever leaves the smallest table.
 
     Args:
-        network: Only variables with a choice left take part.
+        sizes: Choices per variable.
+        neighbours: Variables to eliminate -> variables that share an edge.
         cap: Largest number of joined entries of one step; where every variable
             exceeds it, the busiest one is fixed instead of eliminated.
-        wear: Per variable, how often it was fixed before; the least worn is taken
+        wear: Per variable, how often it was fixed before; the least worn goes
             first, so that repeated calls free different parts.
     """
-    near = {v: set(others) for v, others in network.neighbours.items()}
-    sizes = network.sizes
+    near = {v: set(others) for v, others in neighbours.items()}
     weight: dict[int, float] = {}
     heap: list[tuple[bool, float, int]] = []
 
     def push(v: int) -> None:
-        weight[v] = math.prod(sizes[u] for u in near[v])
+        weight[v] = math.prod([sizes[u] for u in near[v]])
         heapq.heappush(heap, (len(near[v]) > 1, weight[v], v))
 
     for v in near:
         push(v)
     order: list[int] = []
     fixed: list[int] = []
-    work = largest = stored = 0.0
+    tables: list[float] = []
+    work = 0.0
     while heap:
         _, table, v = heapq.heappop(heap)
         if v not in near or table != weight[v]:
             continue
-        around = near[v]
-        if table * sizes[v] > cap:
-            gone = _busiest({v, *around}, near, sizes, wear)
-            fixed.append(gone)
-            changed = near.pop(gone)
-            for u in changed:
-                near[u].discard(gone)
-            # v was popped from the heap, and must return to it.
-            changed = {v, *changed} - {gone}
-        else:
+        if table * sizes[v] <= cap:
             order.append(v)
+            tables.append(table)
             work += table * sizes[v]
-            largest = max(largest, table)
-            stored += table
             changed = near.pop(v)
             for u in changed:
                 near[u] |= changed
                 near[u] -= {u, v}
+        else:
+            gone = _busiest({v, *near[v]}, near, sizes, wear)
+            fixed.append(gone)
+            changed = near.pop(gone)
+            for u in changed:
+                near[u].discard(gone)
+            # v left the heap above, and has to return to it.
+            changed = {v, *changed} - {gone}
         for u in changed:
             push(u)
-    return Order(tuple(order), tuple(fixed), work, largest, stored)
+    return Order(
+        tuple(order), tuple(fixed), work, max(tables, default=0.0), sum(tables)
+    )
 
 
 def _busiest(
     variables: Collection[int],
-    near: dict[int, set[int]],
+    near: Mapping[int, Collection[int]],
     sizes: Sequence[int],
     wear: Sequence[int] | None,
 ) -> int:
@@ -241,11 +241,18 @@ class Contraction:
                     tables[number] = _eliminate(step, tables)
         return math.fsum(float(tables[root]) for root in schedule.roots)
 
-    def assignment(self) -> list[int]:
-        """A least-cost choice (0 for settled variables), read back from the tables."""
+    def assignment(self, given: Mapping[int, int] | None = None) -> list[int]:
+        """A least-cost choice (0 for settled variables), read back from the tables.
+
+        Args:
+            given: Place in the order -> choice, for variables that are not free.
+        """
         steps, tables = self.schedule.steps, self.tables
         chosen = [0] * len(steps)
         for place in range(len(steps) - 1, -1, -1):
+            if given and place in given:
+                chosen[place] = given[place]
+                continue
             step = steps[place]
             total = tables[step.inputs[0]]
             for number, rest in zip(step.inputs[1:], step.rests[1:], strict=True):
@@ -272,7 +279,7 @@ class Contraction:
         beliefs: list[np.ndarray] = []
         for offset in range(len(schedule.steps) - 1, -1, -1):
             step = schedule.steps[offset]
-            belief = _join(step, tables)
+            belief = join(step, tables)
             above = outside.pop(schedule.first_result + offset, None)
             if above is not None:
                 belief = belief + above
@@ -295,7 +302,8 @@ def _without(
     return outside
 
 
-def _join(step: Step, tables: Sequence[np.ndarray]) -> np.ndarray:
+def join(step: Step, tables: Sequence[np.ndarray]) -> np.ndarray:
+    """Sum of all inputs of a step, shape (K, *scope)."""
     total = tables[step.inputs[0]].reshape(step.shapes[0])
     for number, shape in zip(step.inputs[1:], step.shapes[1:], strict=True):
         total = total + tables[number].reshape(shape)
@@ -304,7 +312,7 @@ def _join(step: Step, tables: Sequence[np.ndarray]) -> np.ndarray:
 
 def _eliminate(step: Step, tables: Sequence[np.ndarray]) -> np.ndarray:
     if step.entries <= BLOCK or not step.scope:
-        return np.minimum.reduce(_join(step, tables), axis=0)
+        return np.minimum.reduce(join(step, tables), axis=0)
     parts = [
         tables[number].reshape(shape)
         for number, shape in zip(step.inputs, step.shapes, strict=True)

@@ -1,5 +1,7 @@
 """A decoder-only language model in Flax NNX."""
 
+from functools import partial
+
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -29,19 +31,15 @@ class Decoder(nnx.Module):
             embedding_init=named(normal(0.02), ("vocab", "embed"), config),
             rngs=rngs,
         )
-        embed = {"embed": config.d_model}
-        self.positions = None
-        if config.positions == "learned":
-            table = {"position": config.max_seq} | embed
-            self.positions = param(rngs, normal(0.02), table, config)
+        embed, vocab = {"embed": config.d_model}, {"vocab": config.vocab}
+        table = {"position": config.max_seq} | embed
+        learned = config.positions == "learned"
+        self.positions = param(rngs, normal(0.02), table, config) if learned else None
         self.drop = nnx.Dropout(config.dropout, rngs=rngs if config.dropout else None)
         self.layers = make_layers(config, rngs)
         self.final_norm = Norm(config, rngs=rngs)
-        self.head = None
-        if not config.tied:
-            vocab = {"vocab": config.vocab}
-            init = inward(config.d_model)
-            self.head = linear(rngs, init, embed, vocab, config, bias=False)
+        make = partial(linear, rngs, inward(config.d_model), embed, vocab, config)
+        self.head = None if config.tied else make(bias=False)
 
     def __call__(self, tokens: Array) -> Array:
         """From [batch, length] integers to [batch, length, vocab] logits."""

@@ -1,6 +1,7 @@
 """Transformer blocks in Flax NNX, and a stack of them, unrolled or scanned."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
 from flax import nnx
@@ -57,9 +58,9 @@ class Norm(nnx.Module):
         self.centre = config.norm == "layernorm"
         width = {"embed": config.d_model}
         self.scale = param(rngs, nnx.initializers.ones, width, config)
-        self.bias = None
-        if self.centre and config.norm_bias:
-            self.bias = param(rngs, nnx.initializers.zeros, width, config)
+        zeros = nnx.initializers.zeros
+        has_bias = self.centre and config.norm_bias
+        self.bias = param(rngs, zeros, width, config) if has_bias else None
 
     def __call__(self, x: Array) -> Array:
         """Normalises [..., d_model]."""
@@ -151,10 +152,9 @@ class Mlp(nnx.Module):
         self.activation = config.activation
         embed, inner = {"embed": config.d_model}, {"mlp": config.d_ff}
         init, bias = inward(config.d_model), config.mlp_bias
-        self.gate = None
-        if config.gated:
-            self.gate = linear(rngs, init, embed, inner, config, bias=bias)
-        self.up = linear(rngs, init, embed, inner, config, bias=bias)
+        make = partial(linear, rngs, init, embed, inner, config, bias=bias)
+        self.gate = make() if config.gated else None
+        self.up = make()
         init = outward(config.d_ff, config)
         self.down = linear(rngs, init, inner, embed, config, bias=bias)
 

@@ -31,12 +31,10 @@ class Vit(nnx.Module):
             bias_init=named(nnx.initializers.zeros, ("embed",), config),
             rngs=rngs,
         )
-        self.token = self.positions = None
-        if config.pooling == "token":
-            self.token = param(rngs, nnx.initializers.zeros, embed, config)
-        if config.positions == "learned":
-            table = {"position": config.tokens} | embed
-            self.positions = param(rngs, normal(0.02), table, config)
+        pooled, zeros = config.pooling == "token", nnx.initializers.zeros
+        self.token = param(rngs, zeros, embed, config) if pooled else None
+        table, learned = {"position": config.tokens} | embed, config.positions == "learned"
+        self.positions = param(rngs, normal(0.02), table, config) if learned else None
         self.layers = make_layers(config, rngs)
         self.final_norm = Norm(config, rngs=rngs)
         init, classes = inward(config.d_model), {"classes": config.classes}

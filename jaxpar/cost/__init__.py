@@ -1,0 +1,1 @@
+"""What a layout costs: time of computing and moving, bytes of memory."""

@@ -1,0 +1,265 @@
+"""The search problem of one mesh: variables, choices, and tables of seconds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from jaxpar.cost.operators import (
+    LeafCost,
+    Workload,
+    compute_s,
+    leaf_cost,
+    reductions_s,
+    residual_bytes,
+)
+from jaxpar.cost.rates import Rates
+from jaxpar.graph import Operand, Operator, OperatorGraph
+from jaxpar.hardware import Chip
+from jaxpar.mesh import LogicalMesh
+from jaxpar.search.problem import Edge, SearchProblem
+from jaxpar.sharding import Spec, without
+from jaxpar.strategy import (
+    Axes,
+    LeafStrategy,
+    Pin,
+    Strategy,
+    axes_on,
+    leaf_strategies,
+    spec_of,
+    strategies,
+)
+
+State = tuple[Spec, tuple[str, ...]]
+"""A layout, and the axes over which the value is a partial sum."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """An edge of the graph: a tensor that goes from a writer to an operand.
+
+    Attributes:
+        writer: Variable that writes it: a leaf or an operator.
+        reader: Variable of the operator that reads it.
+        operand: Index of the operand slot.
+        tensor: The tensor.
+        executions: Reads in one forward pass.
+    """
+
+    writer: int
+    reader: int
+    operand: int
+    tensor: int
+    executions: int
+
+
+class MeshProblem:
+    """Choices and prices of all variables on one mesh.
+
+    Variables are the leaves, then the operators, in the order of the graph.
+    """
+
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        mesh: LogicalMesh,
+        workload: Workload,
+        *,
+        pins: Mapping[int, Pin],
+        must_store: Sequence[str] = (),
+    ):
+        self.graph = graph
+        self.mesh = mesh
+        self.chip: Chip = mesh.topology.chip
+        self.workload = workload
+        self.axes = Axes({a: n for a, n in mesh.sizes.items() if n > 1})
+        self.rates = Rates(mesh, self.chip.reduce_scatter)
+        self.leaves: list[tuple[LeafStrategy, ...]] = [
+            leaf_strategies(
+                graph, leaf, self.axes, pin=pins.get(i), must_store=must_store
+            )
+            for i, leaf in enumerate(graph.leaves)
+        ]
+        self.operators: list[tuple[Strategy, ...]] = [
+            strategies(op, graph.classes, self.axes) for op in graph.operators
+        ]
+
+    @property
+    def training(self) -> bool:
+        """Whether the step has a backward pass."""
+        return self.workload.training
+
+    @cached_property
+    def links(self) -> tuple[Link, ...]:
+        """All edges of the graph."""
+        writer = {leaf.tensor: i for i, leaf in enumerate(self.graph.leaves)}
+        first = len(self.graph.leaves)
+        for i, op in enumerate(self.graph.operators):
+            writer.update((r.tensor, first + i) for r in op.results)
+        return tuple(
+            Link(writer[use.tensor], first + i, k, use.tensor, use.executions)
+            for i, op in enumerate(self.graph.operators)
+            for k, operand in enumerate(op.operands)
+            for use in operand.uses
+        )
+
+    @cached_property
+    def readers(self) -> dict[int, list[Operator]]:
+        """Operators that read a tensor."""
+        found: dict[int, list[Operator]] = {}
+        for op in self.graph.operators:
+            for operand in op.operands:
+                for use in operand.uses:
+                    found.setdefault(use.tensor, []).append(op)
+        return found
+
+    @cached_property
+    def enters_region(self) -> dict[int, bool]:
+        """Tensor -> whether its writer is outside of every checkpoint."""
+        found = {leaf.tensor: True for leaf in self.graph.leaves}
+        for op in self.graph.operators:
+            found.update((r.tensor, not op.recomputed) for r in op.results)
+        return found
+
+    def recomputed(self, tensor: int) -> bool:
+        """Whether all readers of a tensor are rematerialised."""
+        readers = self.readers.get(tensor, [])
+        return bool(readers) and all(op.recomputed for op in readers)
+
+    def leaf_cost(self, i: int, strategy: LeafStrategy) -> LeafCost:
+        """Price of one leaf under one strategy."""
+        leaf = self.graph.leaves[i]
+        return leaf_cost(
+            leaf,
+            strategy,
+            self.rates,
+            self.chip,
+            training=self.training,
+            optimizer_ratio=self.workload.optimizer_bytes.get(i, 0.0),
+            recomputed=self.recomputed(leaf.tensor),
+        )
+
+    def operator_s(self, i: int, strategy: Strategy) -> float:
+        """Seconds of one operator, sums inside it included."""
+        op = self.graph.operators[i]
+        return compute_s(
+            self.graph, op, strategy, self.chip, self.rates.sizes,
+            training=self.training,
+        ) + reductions_s(op, strategy, self.rates, training=self.training)
+
+    def operator_bytes(self, i: int, strategy: Strategy) -> float:
+        """Residual bytes of one operator."""
+        op = self.graph.operators[i]
+        if not self.training or not op.active:
+            return 0.0
+        return residual_bytes(
+            self.graph, op, strategy, self.rates.sizes, self.enters_region
+        )
+
+    # ---- moves along edges
+
+    def written(self, link: Link, choice: Strategy | LeafStrategy) -> State:
+        """How the writer leaves the tensor."""
+        if isinstance(choice, LeafStrategy):
+            return choice.compute, ()
+        op = self.graph.operators[link.writer - len(self.graph.leaves)]
+        result = next(r for r in op.results if r.tensor == link.tensor)
+        return spec_of(result.dims, choice), axes_on(result.sums, choice)
+
+    def gradient(self, link: Link, choice: Strategy | LeafStrategy) -> Spec:
+        """How the writer wants the cotangent."""
+        if isinstance(choice, LeafStrategy):
+            leaf = self.graph.leaves[link.writer]
+            return choice.optimizer[1:] if leaf.stacked else choice.optimizer
+        spec, partial = self.written(link, choice)
+        return without(spec, partial)
+
+    def operand(self, link: Link) -> Operand:
+        """The slot that reads."""
+        op = self.graph.operators[link.reader - len(self.graph.leaves)]
+        return op.operands[link.operand]
+
+    def wanted(self, link: Link, choice: Strategy) -> State:
+        """How the reader wants the tensor, and how it leaves the cotangent."""
+        operand = self.operand(link)
+        return spec_of(operand.dims, choice), axes_on(operand.lacks, choice)
+
+    def times(self, link: Link) -> tuple[float, float]:
+        """Moves forward and backward in one step."""
+        reader = self.graph.operators[link.reader - len(self.graph.leaves)]
+        forward = 2.0 if reader.recomputed and self.training else 1.0
+        tensor = self.graph.tensors[link.tensor]
+        backward = 1.0 if self.training and tensor.active else 0.0
+        return forward * link.executions, backward * link.executions
+
+    def merged(self, link: Link) -> float:
+        """Share of one reader in the reduction of a cotangent that the compiler
+        sums over all readers first."""
+        if not self.chip.merges_partial_sums:
+            return 1.0
+        return 1.0 / max(1, sum(op.heavy for op in self.readers[link.tensor]))
+
+    def edge(self, link: Link) -> np.ndarray:
+        """Table of seconds over the writer's and the reader's choices."""
+        sources, from_source = _distinct(
+            [
+                (*self.written(link, c), self.gradient(link, c))
+                for c in self.choices(link.writer)
+            ]
+        )
+        targets, from_target = _distinct(
+            [self.wanted(link, c) for c in self.operators_of(link.reader)]
+        )
+        forward, backward = self.times(link)
+        size = self.graph.tensors[link.tensor].bytes
+        merged = self.merged(link)
+        table = np.empty((len(sources), len(targets)))
+        for i, (spec, partial, gradient) in enumerate(sources):
+            for j, (want, lacks) in enumerate(targets):
+                seconds = forward * self.rates.move(spec, partial, want).seconds(size)
+                if backward:
+                    back = self.rates.move(want, lacks, gradient)
+                    share = merged if lacks else 1.0
+                    seconds += backward * share * back.seconds(size)
+                table[i, j] = seconds
+        return table[np.ix_(from_source, from_target)]
+
+    def choices(self, variable: int) -> Sequence[Strategy | LeafStrategy]:
+        """All choices of a variable."""
+        count = len(self.graph.leaves)
+        if variable < count:
+            return self.leaves[variable]
+        return self.operators[variable - count]
+
+    def operators_of(self, variable: int) -> tuple[Strategy, ...]:
+        """Choices of an operator by the number of its variable."""
+        return self.operators[variable - len(self.graph.leaves)]
+
+    def build(self, memory_limit_bytes: float) -> SearchProblem:
+        """Fills all tables."""
+        leaf_costs = [
+            [self.leaf_cost(i, s) for s in found] for i, found in enumerate(self.leaves)
+        ]
+        cost = [np.array([c.seconds for c in costs]) for costs in leaf_costs]
+        memory = [np.array([c.memory_bytes for c in costs]) for costs in leaf_costs]
+        for i, found in enumerate(self.operators):
+            cost.append(np.array([self.operator_s(i, s) for s in found]))
+            memory.append(np.array([self.operator_bytes(i, s) for s in found]))
+        edges = tuple(
+            Edge(link.writer, link.reader, self.edge(link)) for link in self.links
+        )
+        names = [self.graph.tensors[leaf.tensor].name for leaf in self.graph.leaves]
+        names += [op.name for op in self.graph.operators]
+        return SearchProblem(
+            tuple(names), tuple(cost), edges, tuple(memory), memory_limit_bytes
+        )
+
+
+def _distinct(keys: list) -> tuple[list, list[int]]:
+    """Distinct keys, and per key the index of its equal."""
+    index: dict = {}
+    return_to = [index.setdefault(key, len(index)) for key in keys]
+    return list(index), return_to
+
+
