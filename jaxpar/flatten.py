@@ -62,6 +62,7 @@ class FlatProgram:
         inputs: Tensor ids of the jaxpr's inputs.
         outputs: Tensor ids of its outputs (None: a literal).
         stacked: Inputs that only a scan reads, slice by slice: input id -> slice id.
+        input_sites: Input id -> where a constraint on it (or its slice) goes.
     """
 
     types: list[ArrayType] = field(default_factory=list)
@@ -69,6 +70,7 @@ class FlatProgram:
     inputs: list[int] = field(default_factory=list)
     outputs: list[int | None] = field(default_factory=list)
     stacked: dict[int, int] = field(default_factory=dict)
+    input_sites: dict[int, Address] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def flatten(closed: ClosedJaxpr) -> FlatProgram:
     env = {v: walk.new(v.aval) for v in closed.jaxpr.invars}
     env |= {v: walk.new(v.aval) for v in closed.jaxpr.constvars}
     program.inputs = [env[v] for v in closed.jaxpr.invars]
+    program.input_sites = {t: ((), -1, i, "input") for i, t in enumerate(program.inputs)}
     walk.body(closed.jaxpr, env, _Scope())
     program.outputs = [walk.read(env, a) for a in closed.jaxpr.outvars]
     _alias_stacked_inputs(program)
@@ -346,6 +349,7 @@ def _alias_stacked_inputs(program: FlatProgram) -> None:
         found = readers.get(tensor, [])
         if len(found) == 1 and found[0].primitive == "unstack" and tensor not in kept:
             program.stacked[tensor] = found[0].results[0]
+            program.input_sites[tensor] = found[0].after[0] or ((), -1, 0, "input")
             aliased.add(id(found[0]))
     program.equations = [e for e in program.equations if id(e) not in aliased]
 

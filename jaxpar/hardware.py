@@ -269,10 +269,7 @@ class Family:
         size = "x".join(map(str, dims if slices == 1 else (slices, *dims)))
         name = f"{self.name}-{size}"
         self._check(name, dims)
-        outer = tuple(
-            replace(self.outer, wrap=wrap)
-            for wrap in self._wraps(dims)
-        )
+        outer = tuple(replace(self.outer, wrap=wrap) for wrap in self._wraps(dims))
         inner = () if self.inner is None else (self.inner,)
         if self.inner is None:
             shape, links = dims, outer
@@ -308,8 +305,7 @@ class Family:
             pod = "x".join(map(str, self.pod))
             raise MeshError(
                 f"topology {name}: a slice is larger than the pod of {pod}",
-                hint=f"join slices by putting their number first: "
-                f"{self.name}-2x{pod}",
+                hint=f"join slices by putting their number first: {self.name}-2x{pod}",
             )
         if self.counts == "devices" and self.inner is not None:
             node = self.inner_size

@@ -57,8 +57,7 @@ def _read_dims(
         if wrap and links[name].kind != "torus":
             raise head.fail(f"wrap[{i}]", f"is true, but {name} is no torus link")
     return tuple(
-        replace(links[name], wrap=wrap)
-        for name, wrap in zip(names, wraps, strict=True)
+        replace(links[name], wrap=wrap) for name, wrap in zip(names, wraps, strict=True)
     )
 
 
@@ -100,7 +99,10 @@ def _read_chip(root: StrictTable) -> Chip:
         raise memory.fail(
             "usable", f"is {usable_bytes} bytes, more than the {hbm_bytes} of hbm"
         )
-    matmul_tile, layout_tile = compute.counts("matmul_tile"), memory.counts("layout_tile")
+    matmul_tile, layout_tile = (
+        compute.counts("matmul_tile"),
+        memory.counts("layout_tile"),
+    )
     if len(matmul_tile) != 3:
         raise compute.fail("matmul_tile", "must be [rows, columns, contraction]")
     if len(layout_tile) != 2:

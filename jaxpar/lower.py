@@ -123,6 +123,10 @@ class _Lowering:
             for slot, t in enumerate(node.results)
             if t in numbers
         }
+        after |= {
+            numbers[self.read_as[t]]: tuple(self.program.input_sites[m] for m in members)
+            for t, members in graph.leaf_groups.items()
+        }
         leaves = self._leaves(numbers, paths)
         classes, tensors, operators = dim_classes(
             tensors, operators, leaves, batch_size

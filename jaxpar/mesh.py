@@ -7,118 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxpar.axis_link import ACROSS_SLICES, AxisLink, Piece, axis_link, ring_level
 from jaxpar.errors import MeshError
-from jaxpar.hardware import Link, Topology
+from jaxpar.hardware import Topology
 
 _SLOW_NAMES = ("data", "pipeline")
 """Axes that may cross the slow network first: their messages are few and large."""
-
-_ACROSS_SLICES = -1
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The part of one physical dim that an axis runs over.
-
-    Attributes:
-        dim: Index into the shape of the topology; -1 is across slices.
-        size: Steps of the axis along it.
-        stride: Devices per step.
-    """
-
-    dim: int
-    size: int
-    stride: int
-
-
-@dataclass(frozen=True)
-class Level:
-    """One group of devices along an axis that are joined by like links.
-
-    Bandwidths are those of large collectives, per device, when every group of the
-    axis communicates at once.
-
-    Attributes:
-        kind: "torus", "switch" or "network".
-        link: Name of the link.
-        size: Devices of the group.
-        bytes_per_s: Rings of both directions together: gathering V bytes over n
-            devices takes V (n-1)/n / bytes_per_s. Twice the link per ring that
-            closes, once per open line (scaling-book, "TPU networking").
-        one_way_bytes_per_s: To one neighbour along the axis.
-        all_to_all_bytes_per_s: V over this is the time in which every device sends
-            an equal part of its V bytes to each device of the group, itself too.
-        latency_s: Per message between neighbours of the axis.
-        hops: Such messages, one after another, of a gather.
-        rings: Physical dims that carry rings in parallel.
-        wrap: Whether all of them close.
-    """
-
-    kind: str
-    link: str
-    size: int
-    bytes_per_s: float
-    one_way_bytes_per_s: float
-    all_to_all_bytes_per_s: float
-    latency_s: float
-    hops: int
-    rings: int
-    wrap: bool
-
-
-@dataclass(frozen=True)
-class AxisLink:
-    """What stands behind one axis of a mesh.
-
-    The properties treat the axis as one flat group that runs at the pace of its
-    slowest level; an axis of size 1 has no levels and costs nothing.
-
-    Attributes:
-        size: Of the axis; the product of the sizes of the levels.
-        levels: Outermost (slowest) first: position k of the axis is row-major in
-            them.
-    """
-
-    size: int
-    levels: tuple[Level, ...]
-
-    @property
-    def kind(self) -> str:
-        """Kind of the slowest level; "none" for an axis of size 1."""
-        slowest = min(self.levels, key=lambda level: level.bytes_per_s, default=None)
-        return slowest.kind if slowest else "none"
-
-    @property
-    def bytes_per_s(self) -> float:
-        """Bandwidth of rings over the whole axis; infinite at size 1."""
-        return min((level.bytes_per_s for level in self.levels), default=math.inf)
-
-    @property
-    def one_way_bytes_per_s(self) -> float:
-        """Bandwidth to one neighbour; infinite at size 1."""
-        speeds = (level.one_way_bytes_per_s for level in self.levels)
-        return min(speeds, default=math.inf)
-
-    @property
-    def all_to_all_bytes_per_s(self) -> float:
-        """Bandwidth of an all-to-all over the axis; infinite at size 1."""
-        speeds = (level.all_to_all_bytes_per_s for level in self.levels)
-        return min(speeds, default=math.inf)
-
-    @property
-    def latency_s(self) -> float:
-        """The longest latency between neighbours of the axis."""
-        return max((level.latency_s for level in self.levels), default=0.0)
-
-    @property
-    def hops(self) -> int:
-        """Messages, one after another, of a gather level by level."""
-        return sum(level.hops for level in self.levels)
-
-    @property
-    def wrap(self) -> bool:
-        """Whether every level closes to rings."""
-        return all(level.wrap for level in self.levels)
 
 
 @dataclass(frozen=True)
@@ -153,7 +47,7 @@ class LogicalMesh:
     def slow_axis(self) -> str | None:
         """The axis that spans slices, if there are several."""
         for axis, pieces in zip(self.axes, self.pieces, strict=True):
-            if any(piece.dim == _ACROSS_SLICES for piece in pieces):
+            if any(piece.dim == ACROSS_SLICES for piece in pieces):
                 return axis
         return None
 
@@ -193,15 +87,12 @@ def logical_mesh(
         across = topology.slices if axis == crossing else 1
         taken = free.take(sizes[axis] // across)
         if axis == crossing:
-            taken.append(Piece(_ACROSS_SLICES, across, 1))
+            taken.append(Piece(ACROSS_SLICES, across, 1))
         pieces[axis] = tuple(sorted(taken, key=lambda piece: piece.dim))
     return LogicalMesh(
         axes=tuple(sizes),
         shape=tuple(sizes.values()),
-        links=tuple(
-            AxisLink(size, _levels(topology, pieces[axis]))
-            for axis, size in sizes.items()
-        ),
+        links=tuple(axis_link(topology, pieces[axis]) for axis in sizes),
         pieces=tuple(pieces[axis] for axis in sizes),
         topology=topology,
     )
@@ -374,76 +265,9 @@ class _FreeDims:
             Piece(dim, self._left[dim], self._topology.shape[dim] // self._left[dim])
             for dim in dims
         )
-        return sum(_ring(self._topology, piece).bytes_per_s for piece in pieces)
+        return sum(ring_level(self._topology, piece).bytes_per_s for piece in pieces)
 
     def _by_use(self, size: int) -> list[int]:
         """Dims that the size uses up first, long ones first, so that few are cut."""
         left = self._left
         return sorted(self._dims(), key=lambda d: (size % left[d] != 0, -left[d], -d))
-
-
-def _levels(topology: Topology, pieces: Sequence[Piece]) -> tuple[Level, ...]:
-    """Levels of an axis, outermost first; torus dims side by side are one level."""
-    levels: list[Level] = []
-    for piece in pieces:
-        level = _ring(topology, piece)
-        if levels and (levels[-1].kind, levels[-1].link) == (level.kind, level.link):
-            level = _join(levels.pop(), level)
-        levels.append(level)
-    return tuple(levels)
-
-
-def _link_of(topology: Topology, dim: int) -> Link:
-    return topology.network if dim == _ACROSS_SLICES else topology.links[dim]
-
-
-def _ring(topology: Topology, piece: Piece) -> Level:
-    """The level of an axis along one physical dim."""
-    link, n = _link_of(topology, piece.dim), piece.size
-    one_way, latency_s, hops, wrap = link.effective_bytes_per_s, link.latency_s, n - 1, True
-    ring, spread = one_way, one_way * n / (n - 1)
-    if link.kind == "torus":
-        # The groups between two neighbours of a strided axis share their links.
-        one_way, latency_s = one_way / piece.stride, latency_s * piece.stride
-        wrap = link.wrap and n * piece.stride == topology.shape[piece.dim]
-        # Two devices are neighbours over one link, closed or not.
-        wrap = wrap and n > 2
-        directions = 2 if wrap else 1
-        hops = n // 2 if wrap else n - 1
-        ring = one_way * directions
-        # Half of all bytes cross the middle, over one cut of a line or two of a
-        # ring: floor(n^2 / 4) pairs of 1/n of the bytes each.
-        spread = ring * n / (n * n // 4)
-    return Level(
-        kind=link.kind,
-        link=link.name,
-        size=n,
-        bytes_per_s=ring,
-        one_way_bytes_per_s=one_way,
-        all_to_all_bytes_per_s=spread,
-        latency_s=latency_s,
-        hops=hops,
-        rings=1,
-        wrap=wrap,
-    )
-
-
-def _join(outer: Level, inner: Level) -> Level:
-    """One level of two over like links: torus rings add up, switch ports do not."""
-    torus = inner.kind == "torus"
-    speeds = (outer.bytes_per_s, inner.bytes_per_s)
-    n = outer.size * inner.size
-    spread = min(outer.all_to_all_bytes_per_s, inner.all_to_all_bytes_per_s)
-    one_way = min(outer.one_way_bytes_per_s, inner.one_way_bytes_per_s)
-    return Level(
-        kind=inner.kind,
-        link=inner.link,
-        size=n,
-        bytes_per_s=sum(speeds) if torus else min(speeds),
-        one_way_bytes_per_s=one_way,
-        all_to_all_bytes_per_s=spread if torus else one_way * n / (n - 1),
-        latency_s=max(outer.latency_s, inner.latency_s),
-        hops=outer.hops + inner.hops if torus else n - 1,
-        rings=outer.rings + inner.rings if torus else 1,
-        wrap=outer.wrap and inner.wrap,
-    )

@@ -2,12 +2,11 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
@@ -41,13 +40,11 @@ from jaxpar.user_code import (
 _NAMES_KEYS = ("out_sharding", "sharding_names", "sharding")
 """Where a variable's metadata holds its sharding names; the newest Flax first."""
 
-_Leaves = Callable[[jax.Array], list[jax.Array]]
+_Constructor = Callable[[nnx.Rngs], nnx.Module]
 
 
 def nnx_model(
-    model: Callable[[nnx.Rngs], nnx.Module] | nnx.Module,
-    loss: Callable[..., Any],
-    wrt: Any,
+    model: _Constructor | nnx.Module, loss: Callable[..., Any], wrt: Any
 ) -> Model:
     """The pure face of an NNX model.
 
@@ -62,9 +59,13 @@ def nnx_model(
             that are not floating.
     """
     how = rngs_parameter(loss, ("model", "batch"))
-    ready = isinstance(model, nnx.Module)
-    graphdef, state, make = _take_apart(model) if ready else _trace_maker(model)
-    layout = Layout.of(state, _placing(state, wrt))
+    values = None
+    if isinstance(model, nnx.Module):
+        graphdef, state, values = _take_apart(model)
+        make = functools.partial(_values_of, values)
+    else:
+        graphdef, state, make = _trace_constructor(model)
+    layout = _layout(state, wrt)
     init, abstract = layout.initialiser(make, loss_key=how is not None)
     functions = _Functions(graphdef, layout, loss, how)
     return Model(
@@ -74,13 +75,13 @@ def nnx_model(
         merge=functions.merge,
         abstract=abstract,
         names=layout.annotate(_annotations(state)),
-        values=init(0) if ready and _is_concrete(state) else None,
+        values=values,
     )
 
 
 @dataclass(frozen=True)
 class _Functions:
-    """What `Model` needs beside `init`."""
+    """What a `Model` needs beside `init`."""
 
     graphdef: Any
     layout: Layout
@@ -100,46 +101,114 @@ class _Functions:
             keys = None
             if self.how is not None:
                 keys = nnx.Rngs(jax.random.fold_in(rngs[LOSS_KEY], step))
-            arguments = (module, batch)
-            value, aux = call_loss(self.user_loss, arguments, self.how, keys)
+            value, aux = call_loss(self.user_loss, (module, batch), self.how, keys)
             nnx.pop(module, nnx.Intermediate)
             leaves = self.layout.conform(nnx.state(module))
         _, model_state, own_rngs = self.layout.split(leaves)
         return value, (check_aux(aux), model_state, rngs | own_rngs)
 
 
-def _take_apart(module: nnx.Module) -> tuple[Any, nnx.State, _Leaves]:
-    """Graph, state and values of a ready module."""
-    with user_code("nnx.split of the module"):
+def _take_apart(module: nnx.Module) -> tuple[Any, Tree, tuple[Any, ...] | None]:
+    """Graph, state and arrays of a ready module; no arrays if it is abstract."""
+    with user_code("taking the module apart"):
         module = nnx.clone(module)
         nnx.pop(module, nnx.Intermediate)
         graphdef, state = nnx.split(module)
-    leaves = jax.tree.leaves(state)
-    return graphdef, state, lambda _key: [jnp.copy(leaf) for leaf in leaves]
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(state)):
+        return graphdef, state, None
+    state = _strong(state)
+    return graphdef, state, tuple(jax.tree.leaves(state))
 
 
-def _trace_maker(
-    constructor: Callable[[nnx.Rngs], nnx.Module],
-) -> tuple[Any, nnx.State, _Leaves]:
-    """Graph, abstract state and the traced making of its leaves."""
-    rngs_name = "rngs" if _rngs_by_keyword(constructor) else ""
+def _values_of(values: tuple[Any, ...] | None, _key: jax.Array) -> tuple[Any, ...]:
+    if values is None:
+        raise ModelError(
+            "the module holds shapes without values, so there is nothing to start from",
+            hint="pass the function of nnx.Rngs that builds it",
+        )
+    return values
 
-    def build(key: jax.Array) -> tuple[Any, nnx.State]:
+
+def _trace_constructor(
+    constructor: _Constructor,
+) -> tuple[Any, Tree, Callable[[jax.Array], list[jax.Array]]]:
+    """Graph, abstract state, and the traced making of its leaves."""
+    by_keyword = _takes_rngs_by_keyword(constructor)
+
+    def build(key: jax.Array) -> tuple[Any, Tree]:
         with nnx.use_eager_sharding(False):
             rngs = nnx.Rngs(key)
             with user_code("building the model"):
-                module = constructor(**{rngs_name: rngs}) if rngs_name else constructor(rngs)
+                arguments = ((), {"rngs": rngs}) if by_keyword else ((rngs,), {})
+                module = constructor(*arguments[0], **arguments[1])
             if not isinstance(module, nnx.Module):
                 raise ModelError(
-                    f"the model function returns {type(module).__name__}, not an nnx.Module",
+                    f"the model function returns {type(module).__name__}, "
+                    "not an nnx.Module",
                     hint="model= is a function of nnx.Rngs that returns the module",
                 )
             nnx.pop(module, nnx.Intermediate)
             _declare_arrays(module)
             graphdef, state = nnx.split(module)
-        leaves = [strong(leaf, f"variable {path_of(k)}") for k, leaf in keyed_leaves(state)]
-        return graphdef, jax.tree.structure(state).unflatten(leaves)
+        return graphdef, _strong(state)
 
     with no_mesh():
-        traced, (graphdef, state) = jax.make_jaxpr(build, return_shape=True)(key_struct())
+        trace = jax.make_jaxpr(build, return_shape=True)
+        traced, (graphdef, state) = trace(key_struct())
     return graphdef, state, replay(traced)
+
+
+def _takes_rngs_by_keyword(constructor: Any) -> bool:
+    function = constructor
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, type):
+        function = vars(function).get("__init__", function.__init__)
+    signature = signature_of(function)
+    parameter = signature.parameters.get("rngs") if signature else None
+    return parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def _declare_arrays(module: nnx.Module) -> None:
+    """Marks plain arrays among the attributes as data.
+
+    Flax does so for concrete arrays only; under a trace it takes them for static.
+    """
+    for _, node in nnx.iter_graph(module):
+        if not isinstance(node, nnx.Module):
+            continue
+        for name, value in list(vars(node).items()):
+            if isinstance(value, jax.core.Tracer):
+                setattr(node, name, nnx.data(value))
+
+
+def _strong(state: Tree) -> Tree:
+    leaves = [strong(x, f"variable {path_of(k)}") for k, x in keyed_leaves(state)]
+    return jax.tree.structure(state).unflatten(leaves)
+
+
+def _layout(state: Tree, wrt: Any) -> Layout:
+    with user_code(f"selecting variables by wrt={wrt!r:.60}"):
+        trained, random, _ = nnx.split_state(state, wrt, nnx.RngState, ...)
+    part_of = {keys: PARAM for keys, _ in keyed_leaves(trained)}
+    part_of |= {keys: RNG for keys, _ in keyed_leaves(random)}
+    return Layout.of(state, lambda keys: (part_of.get(keys, STATE), keys))
+
+
+def _annotations(state: Tree) -> dict[Keys, Annotation]:
+    found = {}
+    for keys, variable in nnx.to_flat_state(state):
+        if isinstance(variable, nnx.Variable):
+            metadata = variable.get_metadata()
+            given = next((metadata[k] for k in _NAMES_KEYS if metadata.get(k)), None)
+            if given is not None:
+                kind = "logical" if metadata.get("sharding_rules") else "physical"
+                found[keys] = Annotation(_names(given), kind)
+    return found
+
+
+def _names(given: Any) -> tuple[Any, ...]:
+    """Names out of a tuple, a PartitionSpec, a NamedSharding or a Format."""
+    while not isinstance(given, tuple | list | PartitionSpec):
+        given = given.spec if hasattr(given, "spec") else given.sharding
+    return tuple(given)

@@ -22,7 +22,6 @@ from jaxpar.sharding import Spec
 
 _LINE_CHARS = 88
 _QUOTE_CHARS = 40
-_ROW_DEPTH = 2  # members of the members of the plan: one parameter, one line
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -70,30 +69,29 @@ def parse(text: str) -> Any:
         raise error("", f"not JSON: {problem}") from None
 
 
-def dumps(value: Any, depth: int = 0) -> str:
-    """JSON text for people: short values and table rows take one line each.
+def dumps(value: Any, depth: int = 0, row: bool = False) -> str:
+    """JSON text for people: short values and the rows of tables take one line each.
 
     Args:
         value: Plain values (dict, list, str, int, float, bool, None).
         depth: How many objects and lists are around it.
+        row: Whether it is one of many alike, which keeps it on one line.
     """
     line = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    table = isinstance(value, list) and any(isinstance(row, dict) for row in value)
-    nested = table or '{"' in line[1:]
-    short = depth > 0 and not nested and len(line) + 2 * depth <= _LINE_CHARS
-    if not value or short or not (table or depth < _ROW_DEPTH):
+    if row or not value or not isinstance(value, dict | list):
         return line
-    pad = "\n" + "  " * (depth + 1)
+    items = list(value.values() if isinstance(value, dict) else value)
+    records = [isinstance(item, dict) for item in items]
+    if depth and not any(records) and len(line) + 2 * depth <= _LINE_CHARS:
+        return line
+    lines = [dumps(item, depth + 1, bool(depth) and all(records)) for item in items]
+    start, end = "[", "]"
     if isinstance(value, dict):
-        rows = (
-            f"{json.dumps(key, ensure_ascii=False)}: {dumps(item, depth + 1)}"
-            for key, item in value.items()
-        )
-        return "{" + pad + f",{pad}".join(rows) + pad[:-2] + "}"
-    if isinstance(value, list):
-        rows = (dumps(item, depth + 1) for item in value)
-        return "[" + pad + f",{pad}".join(rows) + pad[:-2] + "]"
-    return line
+        start, end = "{", "}"
+        keys = [json.dumps(key, ensure_ascii=False) for key in value]
+        lines = [f"{key}: {text}" for key, text in zip(keys, lines, strict=True)]
+    pad = "\n" + "  " * depth
+    return f"{start}{pad}  " + f",{pad}  ".join(lines) + pad + end
 
 
 class Codec(ABC):

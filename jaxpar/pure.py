@@ -68,7 +68,9 @@ def keyed_leaves(
     """Leaves by their keys, without the attribute that variables and boxes add."""
     value = jax.tree_util.GetAttrKey("value")
     leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]
-    return [(tuple(_bare(k) for k in path if k != value), leaf) for path, leaf in leaves]
+    return [
+        (tuple(_bare(k) for k in path if k != value), leaf) for path, leaf in leaves
+    ]
 
 
 def _bare(key: Any) -> Any:
@@ -142,8 +144,8 @@ class Layout:
             path = path_of(keys)
             if part == PARAM and not jnp.issubdtype(struct.dtype, jnp.floating):
                 raise ModelError(
-                    f"trained parameter {path} is {show_array(struct)}; only floating-point "
-                    "arrays have gradients",
+                    f"trained parameter {path} is {show_array(struct)}; only "
+                    "floating-point arrays have gradients",
                     hint="leave it out by wrt=, or make it a variable of another kind",
                 )
             if (part, path) in seen:
@@ -250,13 +252,15 @@ def _same_type(keys: Keys, leaf: Any, struct: jax.ShapeDtypeStruct) -> jax.Array
     array = strong(leaf, path_of(keys))
     if array.shape != struct.shape or array.dtype != struct.dtype:
         raise ModelError(
-            f"the loss turns {path_of(keys)} from {show_array(struct)} into {show_array(array)}",
+            f"the loss turns {path_of(keys)} from {show_array(struct)} "
+            f"into {show_array(array)}",
             hint="give it the same shape and dtype when the model is built",
         )
     return array
 
 
 def show_array(x: Any) -> str:
+    """Dtype and shape: "float32[8,4]"."""
     return f"{x.dtype}[{','.join(map(str, x.shape))}]"
 
 

@@ -51,13 +51,18 @@ class Axes:
 
 
 def strategies(
-    op: Operator, classes: Sequence[DimClass], axes: Axes
+    op: Operator, classes: Sequence[DimClass], axes: Axes, *, must_work: bool = False
 ) -> tuple[Strategy, ...]:
     """All strategies of an operator, the unsharded one first where allowed.
 
-    Matrix multiplications must use every axis that some factor admits, and what
-    has a batch factor must split it over the batch axes that divide it: repeating
-    such work is never a choice.
+    What has a batch factor must split it over the batch axes that divide it.
+
+    Args:
+        op: The operator.
+        classes: Of the graph.
+        axes: The mesh.
+        must_work: Whether matrix multiplications must use every axis that some
+            factor admits, so that no work is repeated over an axis asked for.
     """
     admitted = [
         [
@@ -75,7 +80,7 @@ def strategies(
         for choice in itertools.product(*([None, *fs] for fs in admitted))
         if (strategy := _strategy(op, classes, axes, choice)) is not None
     ]
-    return _busiest(found, op, classes, axes)
+    return _busiest(found, op, axes, must_work=must_work)
 
 
 def _strategy(
@@ -97,12 +102,12 @@ def _strategy(
 
 
 def _busiest(
-    found: list[Strategy], op: Operator, classes: Sequence[DimClass], axes: Axes
+    found: list[Strategy], op: Operator, axes: Axes, *, must_work: bool
 ) -> tuple[Strategy, ...]:
     if op.parameter_only:
         return tuple(found)
     must = [a for a in axes.sizes if a in BATCH_ROLES]
-    if op.heavy:
+    if op.heavy and must_work:
         must = list(axes.sizes)
 
     def idle(strategy: Strategy) -> int:

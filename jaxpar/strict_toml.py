@@ -184,7 +184,9 @@ class StrictTable:
         self, key: str, value: Any, kind: type | tuple[type, ...], named: str
     ) -> None:
         # TOML's true is a Python int too, and is never meant as one.
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        if not isinstance(value, kind) or (
+            isinstance(value, bool) and kind is not bool
+        ):
             raise self.fail(key, f"is {value!r}; it must be {named}")
 
     def _number(self, key: str, value: float) -> float:

@@ -89,7 +89,9 @@ def load_topology(path: str | Path) -> Topology:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise MeshError(f"cannot read topology file {path}: {error.strerror}") from error
+        raise MeshError(
+            f"cannot read topology file {path}: {error.strerror}"
+        ) from error
     return read_topology(StrictTable.parse(text, path.name))
 
 
@@ -126,7 +128,7 @@ def topology_of_devices(devices: Sequence[Any], slices: int = 1) -> Topology:
     if len(kinds) != 1:
         found = ", ".join(kind for _, kind in kinds) or "no devices"
         raise MeshError(f"a topology needs devices of one kind, found {found}")
-    (platform, kind), = kinds
+    ((platform, kind),) = kinds
     if platform == "cpu":
         topology = get_topology(f"cpu-{len(devices)}")
     else:
@@ -201,7 +203,11 @@ def _gpu_topology(devices: Sequence[Any], family: Family) -> Topology:
     )
     inner = family.inner or family.outer
     one_each = nodes > 1 and count == 1 and len(devices) % family.inner_size == 0
-    if one_each or count == family.inner_size or nodes == 1 and count < family.inner_size:
+    if (
+        one_each
+        or count == family.inner_size
+        or (nodes == 1 and count < family.inner_size)
+    ):
         note = f"assumed to be nodes of {family.inner_size}" if one_each else ""
         return replace(family.topology((len(devices),)), note=note)
     return Topology(

@@ -117,6 +117,19 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
+def required_parameters(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    """Names of the arguments that a call must give, or None if not known."""
+    signature = signature_of(function)
+    if signature is None:
+        return None
+    kinds = (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(
+        p.name
+        for p in signature.parameters.values()
+        if p.kind in kinds and p.default is _MISSING
+    )
+
+
 def rngs_parameter(loss: Callable[..., Any], before: tuple[str, ...]) -> str | None:
     """How the loss wants its random keys.
 

@@ -21,10 +21,12 @@ class Workload:
     Attributes:
         training: Whether there is a backward pass and an update.
         optimizer_bytes: Per leaf index: optimizer bytes per parameter byte.
+        unowned_bytes: Optimizer state that belongs to no parameter.
     """
 
     training: bool
     optimizer_bytes: Mapping[int, float]
+    unowned_bytes: float = 0.0
 
 
 def parts(factors: tuple[int, ...], strategy: Strategy, sizes: Mapping[str, int]) -> int:

@@ -68,6 +68,7 @@ class MeshProblem:
         *,
         pins: Mapping[int, Pin],
         must_store: Sequence[str] = (),
+        must_work: bool = False,
     ):
         self.graph = graph
         self.mesh = mesh
@@ -82,7 +83,8 @@ class MeshProblem:
             for i, leaf in enumerate(graph.leaves)
         ]
         self.operators: list[tuple[Strategy, ...]] = [
-            strategies(op, graph.classes, self.axes) for op in graph.operators
+            strategies(op, graph.classes, self.axes, must_work=must_work)
+            for op in graph.operators
         ]
 
     @property

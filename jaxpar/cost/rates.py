@@ -4,23 +4,11 @@ Every price is `bytes * rate + latency`: the bytes are those of the whole tensor
 so that one rate serves all tensors that make the same move.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jaxpar.mesh import AxisLink, LogicalMesh
+from jaxpar.mesh import Level, LogicalMesh
 from jaxpar.sharding import Collective, Spec, reshard
-
-WIRE_SHARE = {
-    "all-gather": 1.0,
-    "reduce-scatter": 1.0,
-    "all-reduce": 2.0,
-    "all-to-all": 1.0,
-    "collective-permute": 1.0,
-}
-"""Bytes that a ring sends per device, over its `Collective.bytes * (n-1)/n`
-(Thakur et al. 2005; Patarasuk and Yuan 2009)."""
-
 
 @dataclass(frozen=True)
 class Price:
@@ -37,48 +25,47 @@ class Price:
         return whole_bytes * self.rate + self.latency_s
 
 
-def axis_price(kind: str, link: AxisLink, size: int, share: float) -> Price:
-    """One collective over one axis.
+def level_price(kind: str, level: Level, share: float) -> Price:
+    """One collective among the devices of one level of links.
+
+    A ring gathers or scatters bytes (n-1)/n / bandwidth and all-reduces twice that
+    (Thakur et al. 2005; Patarasuk and Yuan 2009).
 
     Args:
         kind: Of the collective.
-        link: What joins the devices along the axis.
-        size: Devices along the axis.
+        level: The links.
         share: `Collective.bytes` as a share of the whole tensor's.
     """
-    if size == 1:
-        return Price()
-    hops = size - 1
     if kind == "collective-permute":
-        return Price(share / link.bytes_per_s, link.latency_s)
-    wire = WIRE_SHARE[kind] * hops / size
+        return Price(share / level.one_way_bytes_per_s, level.latency_s)
     if kind == "all-to-all":
-        wire *= link.all_to_all_factor(size)
+        rate = share / level.all_to_all_bytes_per_s
+        return Price(rate, level.hops * level.latency_s)
+    rounds = 2 if kind == "all-reduce" else 1
+    wire = rounds * (level.size - 1) / level.size
     return Price(
-        share * wire / link.bytes_per_s,
-        WIRE_SHARE[kind] * hops * link.latency_s,
+        share * wire / level.bytes_per_s, rounds * level.hops * level.latency_s
     )
 
 
 def collective_price(collective: Collective, mesh: LogicalMesh) -> Price:
-    """A collective over several axes, as a hierarchy of rings.
+    """A collective over one or more axes, as a hierarchy of rings.
 
-    The fast axes go first: they gather, or reduce, most of the bytes, so that the
-    slow ones see the smallest share.
+    The order of levels is the one in which slow links see the smallest share: last
+    where bytes are reduced, first where they are gathered.
     """
+    levels = [level for axis in collective.axes for level in mesh.link(axis).levels]
+    levels.sort(key=lambda level: -level.bytes_per_s)
     share, total = collective.bytes, Price()
-    fast = sorted(collective.axes, key=lambda a: -mesh.link(a).bytes_per_s)
     if collective.kind == "all-gather":
-        share /= math.prod(mesh.sizes[a] for a in fast)
-        for axis in reversed(fast):
-            share *= mesh.sizes[axis]
-            total += axis_price("all-gather", mesh.link(axis), mesh.sizes[axis], share)
+        for level in levels:
+            total += level_price("all-gather", level, share)
+            share /= level.size
         return total
-    for axis in fast:
-        size = mesh.sizes[axis]
-        total += axis_price(collective.kind, mesh.link(axis), size, share)
+    for level in levels:
+        total += level_price(collective.kind, level, share)
         if collective.kind in ("all-reduce", "reduce-scatter"):
-            share /= size
+            share /= level.size
     return total
 
 
@@ -97,10 +84,8 @@ class Rates:
         default_factory=dict
     )
 
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """Devices per axis."""
-        return self.mesh.sizes
+    def __post_init__(self):
+        self.sizes: Mapping[str, int] = self.mesh.sizes
 
     def steps(
         self, source: Spec, partial: tuple[str, ...], target: Spec

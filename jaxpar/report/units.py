@@ -55,14 +55,14 @@ def percent_text(share: float) -> str:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """A shape as "4096 x 14336"."""
-    return " x ".join(map(str, shape)) or "scalar"
+    """A shape as "4096x14336"."""
+    return "x".join(map(str, shape)) or "scalar"
 
 
 def spec_text(spec: Spec) -> str:
     """A sharding as "fsdp, ·, data+tensor"; a dot is a whole dim."""
     if not any(spec):
-        return "replicated"
+        return "whole"
     return ", ".join("+".join(dim) or "·" for dim in spec)
 
 

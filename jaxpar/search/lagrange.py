@@ -7,17 +7,20 @@ intersecting the lines of the cheapest plan that does not fit and of one that do
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from jaxpar.search.contraction import Contraction, find_order, make_schedule
-from jaxpar.search.network import Network
+from jaxpar.search.ilp import IntegerProgram
+from jaxpar.search.network import Network, of_bytes
 from jaxpar.search.problem import Incumbent
 
 ROUNDS = 60
 """Prices tried at most; a handful is usual."""
+
+WIDE = 1e8
+"""Joined entries above which forbidden pairs go to the integer program."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +38,19 @@ class Dual:
     rounds: int
 
 
-def least_memory(network: Network) -> list[int] | None:
-    """A choice of the least bytes, cheap where bytes tie; None if all is forbidden."""
+def least_memory(network: Network, time_limit_s: float = 60.0) -> list[int] | None:
+    """A choice of the least bytes, cheap where bytes tie; None if all is forbidden.
+
+    Forbidden pairs make this a search of its own, by elimination, or by the integer
+    program where the graph of forbidden pairs is too wide.
+    """
     if not network.blocked:
         pairs = zip(network.unary, network.memory, strict=True)
         return [int(np.lexsort((u, m))[0]) for u, m in pairs]
-    walls = {p: np.where(network.edges[p] < math.inf, 0.0, math.inf) for p in
-             network.blocked}
-    walled = replace(network, unary=network.memory, edges=walls)
+    walled = of_bytes(network)
     order = find_order(walled.sizes, walled.neighbours)
+    if order.work > WIDE:
+        return IntegerProgram(walled, walled.unary, math.inf).minimise(time_limit_s)[0]
     contraction = Contraction(walled, make_schedule(walled, order))
     if contraction.run(walled.unary) == math.inf:
         return None

@@ -57,12 +57,8 @@ class MessagePassing:
         messages: Messages | None = None,
     ):
         self.network = network
-        self.unary = unary
         self.messages: Messages = {} if messages is None else messages
-        self.lower_bound_s = -math.inf
-        self._settled = math.fsum(
-            float(u[0]) for u, k in zip(unary, network.sizes, strict=True) if k == 1
-        )
+        self.reprice(unary)
         self._order = _line_up(network)
         self._tables: dict[Pair, np.ndarray] = {}
         for (i, j), table in network.edges.items():
@@ -73,6 +69,16 @@ class MessagePassing:
                 if pair not in self.messages:
                     self.messages[pair] = np.zeros(network.sizes[pair[1]])
         self._forward = True
+
+    def reprice(self, unary: Sequence[np.ndarray]) -> None:
+        """Changes the unary costs, keeps the messages and forgets the bound."""
+        self.unary = unary
+        self.lower_bound_s = -math.inf
+        self._settled = math.fsum(
+            float(u[0])
+            for u, size in zip(unary, self.network.sizes, strict=True)
+            if size == 1
+        )
 
     def sweep(self) -> Pass:
         """One forward and one backward pass; the result describes the second."""
@@ -122,15 +128,15 @@ class MessagePassing:
         return choice
 
 
-def restrict_messages(
-    messages: Messages, old: Network, new: Network, keep: dict[int, np.ndarray]
-) -> Messages:
+def restrict_messages(messages: Messages, old: Network, new: Network) -> Messages:
     """The messages along the edges that are left after a restriction."""
     left: Messages = {}
-    for (source, to), message in messages.items():
-        pair = (source, to) if source < to else (to, source)
-        if pair in new.edges and pair in old.edges:
-            left[source, to] = message[keep[to]] if to in keep else message
+    for i, j in new.edges:
+        for source, to in ((i, j), (j, i)):
+            message = messages[source, to]
+            if new.sizes[to] < old.sizes[to]:
+                message = message[np.searchsorted(old.kept[to], new.kept[to])]
+            left[source, to] = message
     return left
 
 

@@ -6,7 +6,7 @@ other choice can stand in for at no extra cost, or that cannot beat a plan in ha
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -96,6 +96,15 @@ def network_of(problem: SearchProblem) -> Network:
         edges=edges,
         blocked=blocked,
     )
+
+
+def of_bytes(network: Network) -> Network:
+    """The same choices with bytes as their cost, and only walls along the edges."""
+    walls = {
+        pair: np.where(network.edges[pair] < math.inf, 0.0, math.inf)
+        for pair in network.blocked
+    }
+    return replace(network, unary=network.memory, edges=walls)
 
 
 def restrict(network: Network, keep: Mapping[int, np.ndarray]) -> Network:

@@ -189,15 +189,17 @@ class Block(nnx.Module):
 
 def make_layers(config: StackConfig, rngs: nnx.Rngs) -> nnx.Module:
     """The blocks: a list, or one block whose parameters have a leading dim."""
-    if not config.scan:
-        return nnx.List([Block(config, rngs=rngs) for _ in range(config.layers)])
 
-    @nnx.split_rngs(splits=config.layers)
-    @nnx.vmap(in_axes=(0,), out_axes=0, transform_metadata=_layer_name(config))
+
     def make(rngs: nnx.Rngs) -> Block:
         return Block(config, rngs=rngs)
 
-    return make(rngs)
+    if not config.scan:
+        make = nnx.jit(make)
+        return nnx.List([make(rngs) for _ in range(config.layers)])
+    named = _layer_name(config)
+    stacked = nnx.vmap(make, in_axes=(0,), out_axes=0, transform_metadata=named)
+    return nnx.split_rngs(splits=config.layers)(stacked)(rngs)
 
 
 def run_layers(layers: nnx.Module, x: Array, config: StackConfig) -> Array:
@@ -207,12 +209,13 @@ def run_layers(layers: nnx.Module, x: Array, config: StackConfig) -> Array:
         return layer(x)
 
     if config.remat == "full":
-        run = nnx.remat(run, prevent_cse=not config.scan)
+        run = nnx.remat(run, prevent_cse=not config.scan, graph_updates=False)
     if config.scan:
         scan = nnx.scan(
             run,
             in_axes=(nnx.Carry, 0),
             out_axes=nnx.Carry,
+            graph_updates=False,
             transform_metadata=_layer_name(config),
         )
         return scan(x, layers)

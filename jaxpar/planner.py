@@ -1,0 +1,267 @@
+"""The outer search: every mesh of the topology, the best layout on each."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from jaxpar.cost.memory import Memory, memory_of
+from jaxpar.cost.operators import Workload
+from jaxpar.cost.problem import MeshProblem
+from jaxpar.errors import InfeasibleError, MeshError
+from jaxpar.graph import OperatorGraph
+from jaxpar.hardware import Topology
+from jaxpar.mesh import factorizations, logical_mesh
+from jaxpar.pins import Wishes, check_axes, leaf_pins
+from jaxpar.plan import MeshTried
+from jaxpar.refusals import check_roles, refuse_memory
+from jaxpar.search.problem import SearchProblem, Solution, solve
+from jaxpar.strategy import BATCH_ROLES, LeafStrategy, Strategy
+
+SEARCHED_AXES = ("data", "fsdp", "tensor")
+MEMORY_ROUNDS = 6
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be planned.
+
+    Attributes:
+        graph: The model.
+        topology: The machine; its `memory_bytes` is the limit.
+        mesh: Axis sizes, or None to search them.
+        workload: Training or inference, and optimizer bytes.
+        wishes: Pins and rules.
+        method: Search method.
+        progress: Called with (meshes done, meshes in all).
+    """
+
+    graph: OperatorGraph
+    topology: Topology
+    mesh: Mapping[str, int] | None
+    workload: Workload
+    wishes: Wishes = field(default_factory=Wishes)
+    method: str = "auto"
+    progress: Callable[[int, int], None] | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The best layout found, and how it was found.
+
+    Attributes:
+        problem: The choices and prices of its mesh.
+        search_problem: The tables that were minimised.
+        solution: The search's answer.
+        memory: Bytes per device by class.
+        tried: Every mesh that was looked at.
+        notes: What had no effect, and what did not divide.
+        seconds: Time spent.
+    """
+
+    problem: MeshProblem
+    search_problem: SearchProblem
+    solution: Solution
+    memory: Memory
+    tried: tuple[MeshTried, ...]
+    notes: tuple[str, ...]
+    seconds: float
+
+    @property
+    def leaves(self) -> tuple[LeafStrategy, ...]:
+        """Chosen layouts of the leaves."""
+        choice = self.solution.choice or ()
+        return tuple(
+            found[k] for found, k in zip(self.problem.leaves, choice, strict=False)
+        )
+
+    @property
+    def operators(self) -> tuple[Strategy, ...]:
+        """Chosen strategies of the operators."""
+        choice = (self.solution.choice or ())[len(self.problem.leaves) :]
+        return tuple(
+            found[k] for found, k in zip(self.problem.operators, choice, strict=True)
+        )
+
+
+def plan_graph(request: Request) -> Decision:
+    """The best layout over all meshes.
+
+    Raises:
+        MeshError: if the mesh does not fit the machine or the batch.
+        InfeasibleError: if no layout fits the memory limit on any mesh.
+    """
+    started = time.perf_counter()
+    searched = request.mesh is None
+    check_axes(request.wishes, request.mesh or {}, searched=searched)
+    if not searched:
+        check_roles(request.graph, request.mesh or {})
+    best: Decision | None = None
+    refused: Decision | None = None
+    tried: list[MeshTried] = []
+    candidates = _meshes(request)
+    for done, sizes in enumerate(candidates):
+        found = _on_mesh(request, sizes, searched=searched)
+        if request.progress:
+            request.progress(done + 1, len(candidates))
+        if isinstance(found, str):
+            tried.append(MeshTried(mesh=sizes, refused=found))
+            continue
+        if found.memory.total_bytes > request.topology.memory_bytes:
+            tried.append(MeshTried(mesh=sizes, refused=_too_large(found)))
+            refused = _smaller(refused, found)
+            continue
+        tried.append(MeshTried(mesh=sizes, objective_s=found.solution.objective_s))
+        best = _better(best, found)
+    if best is None:
+        raise _nothing_found(request, refused, tried)
+    seconds = time.perf_counter() - started
+    return replace(_renamed(best, request), tried=tuple(tried), seconds=seconds)
+
+
+def _meshes(request: Request) -> list[dict[str, int]]:
+    topology = request.topology
+    if request.mesh is not None:
+        return [dict(request.mesh)]
+    batch = request.graph.batch_size
+    widest = max((c.granularity for c in request.graph.classes), default=1)
+    found = factorizations(topology.devices, SEARCHED_AXES, topology.slices)
+    kept = [
+        sizes
+        for sizes in found
+        if batch % math.prod(sizes[a] for a in BATCH_ROLES) == 0
+        and sizes["tensor"] <= widest
+    ]
+    return kept or found
+
+
+def _on_mesh(
+    request: Request, sizes: Mapping[str, int], *, searched: bool
+) -> Decision | str:
+    """The best layout on one mesh, or why there is none."""
+    graph, topology = request.graph, request.topology
+    parts = math.prod(n for a, n in sizes.items() if a in BATCH_ROLES)
+    if graph.batch_size % parts:
+        reason = _uneven(graph.batch_size, sizes)
+        if searched:
+            return reason
+        raise MeshError(
+            reason,
+            hint=f"use a batch that is a multiple of {parts}, or other axis sizes",
+        )
+    mesh = logical_mesh(topology, sizes)
+    wide = {a: n for a, n in sizes.items() if n > 1}
+    pins, notes = leaf_pins(graph, request.wishes, wide if searched else sizes)
+    must = () if searched else tuple(a for a in wide if a == "fsdp")
+    problem = MeshProblem(
+        graph, mesh, request.workload, pins=pins, must_store=must, must_work=not searched
+    )
+    found = _solved(problem, request)
+    return replace(found, notes=notes)
+
+
+def _solved(problem: MeshProblem, request: Request) -> Decision:
+    """Solves without the limit first: most plans fit anyway.
+
+    Peak memory is not a sum over variables, so the limit of the sums is lowered by
+    what lies above it until the peak fits.
+    """
+    limit = float(request.topology.memory_bytes)
+    tables = problem.build(math.inf)
+    decision = _decide(problem, tables, request.method)
+    allowed = limit
+    for _ in range(MEMORY_ROUNDS):
+        excess = decision.memory.total_bytes - limit
+        if excess <= 0 or decision.solution.choice is None:
+            break
+        allowed = min(allowed, decision.solution.memory_bytes) - excess
+        bounded = _decide(
+            problem, replace(tables, memory_limit_bytes=allowed), request.method
+        )
+        if bounded.solution.choice is None:
+            return _least(problem, tables, decision)
+        decision = bounded
+    return decision
+
+
+def _decide(problem: MeshProblem, tables: SearchProblem, method: str) -> Decision:
+    solution = solve(tables, method)
+    memory = (
+        memory_of(problem, solution.choice)
+        if solution.choice is not None
+        else Memory.unknown()
+    )
+    return Decision(problem, tables, solution, memory, (), (), 0.0)
+
+
+def _least(
+    problem: MeshProblem, tables: SearchProblem, decision: Decision
+) -> Decision:
+    """The layout of least memory, to say what would be needed."""
+    small = replace(tables, cost_s=tuple(
+        m * 1e-12 + c * 0 for m, c in zip(tables.memory_bytes, tables.cost_s,
+                                          strict=True)), edges=())
+    least = _decide(problem, small, "auto")
+    if least.memory.total_bytes < decision.memory.total_bytes:
+        return replace(least, search_problem=tables)
+    return decision
+
+
+def _uneven(batch: int, sizes: Mapping[str, int]) -> str:
+    used = {a: n for a, n in sizes.items() if a in BATCH_ROLES and n > 1}
+    axes = " x ".join(f"{a}={n}" for a, n in used.items())
+    return (
+        f"global batch of {batch} does not divide by the batch axes {axes} "
+        f"({math.prod(used.values())})"
+    )
+
+
+def _too_large(found: Decision) -> str:
+    gib = found.memory.total_bytes / 2**30
+    return f"needs {gib:.3g} GiB per device"
+
+
+def _smaller(a: Decision | None, b: Decision) -> Decision:
+    if a is None or b.memory.total_bytes < a.memory.total_bytes:
+        return b
+    return a
+
+
+def _better(a: Decision | None, b: Decision) -> Decision:
+    """The faster plan; of nearly equal ones the one of fewer and simpler axes."""
+    if a is None:
+        return b
+    old, new = a.solution.objective_s, b.solution.objective_s
+    if math.isclose(old, new, rel_tol=1e-6):
+        return min(a, b, key=_complexity)
+    return a if old < new else b
+
+
+def _complexity(found: Decision) -> tuple[int, int]:
+    sizes = found.problem.mesh.sizes
+    wide = [a for a, n in sizes.items() if n > 1]
+    return len(wide), sum(SEARCHED_AXES.index(a) for a in wide if a in SEARCHED_AXES)
+
+
+def _nothing_found(
+    request: Request, refused: Decision | None, tried: Sequence[MeshTried]
+) -> InfeasibleError | MeshError:
+    if refused is not None:
+        return refuse_memory(request.graph, request.topology, refused.memory,
+                             refused.problem)
+    reasons = "; ".join(dict.fromkeys(str(t.refused) for t in tried[:3]))
+    return MeshError(
+        f"no mesh of {request.topology.devices} devices fits: {reasons}",
+        hint="change the batch size or the number of devices",
+    )
+
+
+def _renamed(best: Decision, request: Request) -> Decision:
+    """Solves again without axes of one device, which a searched mesh leaves out."""
+    if request.mesh is not None:
+        return best
+    sizes = {a: n for a, n in best.problem.mesh.sizes.items() if n > 1}
+    if sizes == best.problem.mesh.sizes:
+        return best
+    found = _on_mesh(request, sizes or {"data": 1}, searched=True)
+    return best if isinstance(found, str) else found

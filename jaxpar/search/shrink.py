@@ -1,0 +1,208 @@
+"""Striking out choices until elimination is cheap.
+
+Each round passes messages (a bound for every single choice), searches a large
+neighbourhood of the most promising choices exactly (a plan), and drops every choice
+whose bound exceeds the best plan's cost. Nothing is lost: a dropped choice cannot
+be part of a better plan.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxpar.search.contraction import Contraction, Order, find_order, make_schedule
+from jaxpar.search.lagrange import ascend
+from jaxpar.search.messages import MessagePassing, Pass, restrict_messages
+from jaxpar.search.network import Network, propagate, restrict, undominated
+from jaxpar.search.problem import CERTAIN, Incumbent
+
+SWEEPS = 3
+"""Message sweeps (forward and back) per round."""
+
+ENTRY_S = 2e-9
+"""Seconds that elimination takes per joined entry, about."""
+
+CHEAP = 4e6
+"""Joined entries that are eliminated without further ado."""
+
+WIDTHS = (16, 12, 8, 6, 4, 3, 2)
+"""Choices per variable that a neighbourhood may hold, widest first."""
+
+NEIGHBOURHOOD = 4e6
+"""Joined entries of a neighbourhood search."""
+
+STALLED = 4
+"""Rounds without progress after which messages have nothing more to give."""
+
+SAME_PRICE = 0.02
+"""Relative change of the price of bytes that is not worth starting bounds anew."""
+
+SMALL = 40
+"""Choices of a variable up to which dominance is cheap to check."""
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """What is left of a network.
+
+    Attributes:
+        network: The choices that a better plan may still use.
+        order: An elimination order of it.
+        lower_bound_s: No plan within the memory limit costs less.
+        rounds: Rounds taken.
+    """
+
+    network: Network
+    order: Order
+    lower_bound_s: float
+    rounds: int
+
+
+def shrink(network: Network, incumbent: Incumbent, until: float) -> Shrunk:
+    """Rounds of bounds, plans and cuts, while they pay.
+
+    Args:
+        network: From `propagate`.
+        incumbent: Gets every plan found. Under a memory limit that may bind it must
+            hold a plan already.
+        until: Reading of `time.perf_counter` at which to stop.
+    """
+    state = _Shrinking(network, incumbent)
+    while True:
+        started = time.perf_counter()
+        progress = state.round()
+        now = time.perf_counter()
+        seconds = state.order.work * ENTRY_S
+        cheap = state.order.work <= CHEAP or seconds < (now - started) / 2
+        if cheap or state.certain or now > until or not progress:
+            break
+    return Shrunk(state.network, state.order, state.lower_bound_s, state.rounds)
+
+
+class _Shrinking:
+    """A network on its way down."""
+
+    def __init__(self, network: Network, incumbent: Incumbent):
+        self.network = network
+        self.incumbent = incumbent
+        self.limited = math.isfinite(incumbent.problem.memory_limit_bytes)
+        self.price = 0.0
+        self.lower_bound_s = -math.inf
+        self.rounds = 0
+        self.order = find_order(network.sizes, network.neighbours)
+        self._passing = MessagePassing(network, network.unary)
+        self._wear = [0] * len(network.sizes)
+        self._stalled = 0
+
+    @property
+    def certain(self) -> bool:
+        """Whether the bound has reached the plan."""
+        best = self.incumbent.objective_s
+        return self.lower_bound_s >= best - CERTAIN * abs(best)
+
+    def round(self) -> bool:
+        """One round; False once nothing more is to be expected of another."""
+        before = (self.network.candidates, self._gap())
+        self.rounds += 1
+        for _ in range(SWEEPS - 1):
+            self._passing.sweep()
+        last = self._passing.sweep()
+        problem = self.incumbent.problem
+        offset = problem.constant_s
+        if self.price:
+            offset -= self.price * problem.memory_limit_bytes
+        self.lower_bound_s = max(self.lower_bound_s, last.lower_bound_s + offset)
+        choice = self._passing.decode()
+        self.incumbent.offer(self.network.original(choice))
+        price = self._search_near(choice, last.slack)
+        self._strike(last, offset)
+        if abs(price - self.price) > SAME_PRICE * max(price, self.price):
+            self.price = price
+            self._passing.reprice(self.network.priced(price))
+        if self.network.candidates < 0.99 * before[0] or self._gap() < 0.9 * before[1]:
+            self._stalled = 0
+        else:
+            self._stalled += 1
+            if self._stalled == STALLED:
+                self._dominate()
+        return self._stalled < STALLED
+
+    def _gap(self) -> float:
+        return self.incumbent.objective_s - self.lower_bound_s
+
+    def _search_near(
+        self, choice: list[int], slack: dict[int, np.ndarray]
+    ) -> float:
+        """Searches the most promising choices exactly; returns the price of bytes.
+
+        Every variable keeps its choices of least slack, as many as elimination can
+        take; where even few of them make too wide a graph, some variables stay as
+        they are in the best plan.
+        """
+        network, sizes = self.network, self.network.sizes
+        if self.incumbent.choice is not None:
+            anchor = network.local(self.incumbent.choice)
+        else:
+            anchor = choice
+        for width in WIDTHS:
+            few = [min(size, width + 2) for size in sizes]
+            order = find_order(few, network.neighbours)
+            if order.work <= NEIGHBOURHOOD:
+                break
+        else:
+            cap = NEIGHBOURHOOD / 100
+            order = find_order(few, network.neighbours, cap, self._wear)
+        keep = {}
+        for v, loose in slack.items():
+            best = np.argsort(loose, kind="stable")[:width]
+            keep[v] = np.unique([*best, choice[v], anchor[v]])
+        for v in order.fixed:
+            self._wear[v] += 1
+            keep[v] = np.array([anchor[v]])
+        return self._solve(restrict(network, keep))
+
+    def _solve(self, small: Network) -> float:
+        order = find_order(small.sizes, small.neighbours)
+        contraction = Contraction(small, make_schedule(small, order))
+        if self.limited:
+            return ascend(contraction, self.incumbent).price
+        contraction.run(small.unary)
+        self.incumbent.offer(small.original(contraction.assignment()))
+        return 0.0
+
+    def _strike(self, last: Pass, offset: float) -> None:
+        """Drops the choices whose bound exceeds the best plan's cost."""
+        best = self.incumbent.objective_s
+        if not math.isfinite(best):
+            return
+        worst = best + CERTAIN * abs(best) - offset
+        masks = {v: last.conditional(v) <= worst for v in last.slack}
+        masks = {v: mask for v, mask in masks.items() if not mask.all()}
+        if not masks:
+            return
+        if not all(mask.any() for mask in masks.values()):
+            self.lower_bound_s = best
+            return
+        self._replace(restrict(self.network, masks))
+
+    def _dominate(self) -> None:
+        small = [v for v, size in enumerate(self.network.sizes) if 1 < size <= SMALL]
+        left = undominated(self.network, small)
+        if left.candidates < self.network.candidates:
+            self._stalled = 0
+            self._replace(left)
+
+    def _replace(self, network: Network) -> None:
+        limit = self.incumbent.problem.memory_limit_bytes
+        left = propagate(network, limit)
+        if left is None:
+            # Only plans that are not better were left.
+            self.lower_bound_s = self.incumbent.objective_s
+            return
+        messages = restrict_messages(self._passing.messages, self.network, left)
+        self.network = left
+        self._passing = MessagePassing(left, left.priced(self.price), messages)
+        self.order = find_order(left.sizes, left.neighbours)
