@@ -9,6 +9,9 @@ from jaxpar.hardware import Link, Topology
 ACROSS_SLICES = -1
 """The "physical dim" between slices."""
 
+_SMALLEST_RING = 3
+"""Two devices are neighbours over one link, whether or not the dim closes."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -155,8 +158,7 @@ def _torus_level(link: Link, piece: Piece, length: int) -> Level:
     A strided axis shares the links between its neighbours with the axes inside it.
     """
     n, one_way = piece.size, link.effective_bytes_per_s / piece.stride
-    # Two devices are neighbours over one link, whether or not the dim closes.
-    wrap = link.wrap and n > 2 and n * piece.stride == length
+    wrap = link.wrap and n >= _SMALLEST_RING and n * piece.stride == length
     ring = one_way * (2 if wrap else 1)
     return Level(
         kind=link.kind,

@@ -178,6 +178,12 @@ def fold(program: FlatProgram, equations: Sequence[FlatEquation]) -> Folding:
     return Folding(tuple(equation), tuple(tensor), tuple(sorted(runs, key=_start)))
 
 
+def unfolded(program: FlatProgram, equations: Sequence[FlatEquation]) -> Folding:
+    """Every equation stands for itself."""
+    count = len(equations)
+    return Folding(tuple(range(count)), tuple(range(len(program.types))), ())
+
+
 def _start(run: Run) -> int:
     return run.start
 

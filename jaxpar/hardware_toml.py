@@ -99,25 +99,19 @@ def _read_chip(root: StrictTable) -> Chip:
         raise memory.fail(
             "usable", f"is {usable_bytes} bytes, more than the {hbm_bytes} of hbm"
         )
-    matmul_tile, layout_tile = (
-        compute.counts("matmul_tile"),
-        memory.counts("layout_tile"),
-    )
-    if len(matmul_tile) != 3:
-        raise compute.fail("matmul_tile", "must be [rows, columns, contraction]")
-    if len(layout_tile) != 2:
-        raise memory.fail("layout_tile", "must be [rows, columns]")
+    rows, columns, contraction = compute.counts("matmul_tile", entries=3)
+    layout_rows, layout_columns = memory.counts("layout_tile", entries=2)
     return Chip(
         name=table.text("name"),
         peak_flops_per_s=peaks,
         matmul_efficiency=compute.fraction("matmul_efficiency"),
-        matmul_tile=matmul_tile,
+        matmul_tile=(rows, columns, contraction),
         overhead_s=compute.quantity("overhead", "s", zero=True),
         hbm_bytes=hbm_bytes,
         usable_bytes=usable_bytes,
         hbm_bytes_per_s=memory.quantity("bandwidth", "bytes_per_s"),
         hbm_efficiency=memory.fraction("efficiency"),
-        layout_tile=layout_tile,
+        layout_tile=(layout_rows, layout_columns),
         reduce_scatter=table.flag("reduce_scatter"),
         merges_partial_sums=table.flag("merges_partial_sums"),
         source=f"{compute.text('source')}; {memory.text('source')}",

@@ -12,7 +12,7 @@ from jaxpar.classes import dim_classes
 from jaxpar.cluster import Cluster, build_cluster, tensor_names
 from jaxpar.errors import RuleError
 from jaxpar.flatten import Address, FlatProgram, flatten
-from jaxpar.fold import fold, simplify
+from jaxpar.fold import fold, simplify, unfolded
 from jaxpar.graph import GraphLeaf, Operator, OperatorGraph, Tensor
 from jaxpar.quotient import Quotient, clusters, quotient
 from jaxpar.rules.rule import has_rule
@@ -37,8 +37,13 @@ class Lowered:
     after: Mapping[int, tuple[Address, ...]]
 
 
-def lower(traced: Traced, batch_size: int) -> Lowered:
+def lower(traced: Traced, batch_size: int, *, folded: bool = True) -> Lowered:
     """Lifts a traced loss to its operator graph.
+
+    Args:
+        traced: The loss.
+        batch_size: Of the global batch.
+        folded: Whether repeated blocks share their strategies.
 
     Raises:
         RuleError: for a primitive without a factor rule.
@@ -51,7 +56,8 @@ def lower(traced: Traced, batch_size: int) -> Lowered:
                 f"primitive {primitive!r} has no factor rule",
                 hint=f"register one: @jaxpar.factor_rule({primitive!r})",
             )
-    folding = fold(program, [group[0] for group in simple.groups])
+    firsts = [group[0] for group in simple.groups]
+    folding = fold(program, firsts) if folded else unfolded(program, firsts)
     return _Lowering(traced, program, quotient(program, simple, folding)).build(
         batch_size
     )
@@ -68,7 +74,7 @@ class _Lowering:
         trained = [
             self.read_as[t]
             for t in graph.leaf_groups
-            if self.leaves[t].role == "param" and self.leaves[t].trained
+            if self.leaves[t].role == "param"
         ]
         by_role = {
             role: [self.read_as[t] for t in graph.leaf_groups
@@ -184,7 +190,7 @@ class _Lowering:
                     leaf.dtype.itemsize,
                     tensor in self.program.stacked,
                     numbers[self.read_as[tensor]],
-                    leaf.trained,
+                    leaf.role == "param",
                     leaf.names,
                     leaf.names_kind,
                 )

@@ -123,12 +123,12 @@ class Replication:
 
     Attributes:
         bytes: Of the whole tensor, which is what each device spends.
-        wanted: The layout that was asked for, if any was.
+        wanted: The layout that was asked for, in the words of who asked.
         reason: Why it could not, or should not, be split.
     """
 
     bytes: int
-    wanted: Spec | None = None
+    wanted: str = ""
     reason: str
 
 

@@ -33,6 +33,7 @@ class Request:
         workload: Training or inference, and optimizer bytes.
         wishes: Pins and rules.
         method: Search method.
+        seed: Of randomised search methods.
         progress: Called with (meshes done, meshes in all).
     """
 
@@ -42,6 +43,7 @@ class Request:
     workload: Workload
     wishes: Wishes = field(default_factory=Wishes)
     method: str = "auto"
+    seed: int = 0
     progress: Callable[[int, int], None] | None = None
 
 
@@ -154,7 +156,12 @@ def _on_mesh(
     pins, notes = leaf_pins(graph, request.wishes, wide if searched else sizes)
     must = () if searched else tuple(a for a in wide if a == "fsdp")
     problem = MeshProblem(
-        graph, mesh, request.workload, pins=pins, must_store=must, must_work=not searched
+        graph,
+        mesh,
+        request.workload,
+        pins=pins,
+        must_store=must,
+        must_work=not searched,
     )
     found = _solved(problem, request)
     return replace(found, notes=notes)
@@ -194,13 +201,16 @@ def _decide(problem: MeshProblem, tables: SearchProblem, method: str) -> Decisio
     return Decision(problem, tables, solution, memory, (), (), 0.0)
 
 
-def _least(
-    problem: MeshProblem, tables: SearchProblem, decision: Decision
-) -> Decision:
+def _least(problem: MeshProblem, tables: SearchProblem, decision: Decision) -> Decision:
     """The layout of least memory, to say what would be needed."""
-    small = replace(tables, cost_s=tuple(
-        m * 1e-12 + c * 0 for m, c in zip(tables.memory_bytes, tables.cost_s,
-                                          strict=True)), edges=())
+    small = replace(
+        tables,
+        cost_s=tuple(
+            m * 1e-12 + c * 0
+            for m, c in zip(tables.memory_bytes, tables.cost_s, strict=True)
+        ),
+        edges=(),
+    )
     least = _decide(problem, small, "auto")
     if least.memory.total_bytes < decision.memory.total_bytes:
         return replace(least, search_problem=tables)
@@ -247,8 +257,9 @@ def _nothing_found(
     request: Request, refused: Decision | None, tried: Sequence[MeshTried]
 ) -> InfeasibleError | MeshError:
     if refused is not None:
-        return refuse_memory(request.graph, request.topology, refused.memory,
-                             refused.problem)
+        return refuse_memory(
+            request.graph, request.topology, refused.memory, refused.problem
+        )
     reasons = "; ".join(dict.fromkeys(str(t.refused) for t in tried[:3]))
     return MeshError(
         f"no mesh of {request.topology.devices} devices fits: {reasons}",

@@ -15,6 +15,7 @@ from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.sharding import Spec, axes_of, fits
+from jaxpar.user_code import no_mesh
 
 TRANSPARENT = frozenset(
     "jit pjit closed_call core_call checkpoint remat remat2 scan while cond".split()
@@ -184,7 +185,7 @@ def _edited_jaxpr(
 @lru_cache(maxsize=4096)
 def _template(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding) -> JaxprEqn:
     """A constraint equation to copy, so that no private parameter is spelt out."""
-    with jax.set_mesh(None):  # a caller's mesh would become part of the equation
+    with no_mesh():  # a caller's mesh would become part of the equation
         jaxpr = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(
             jax.ShapeDtypeStruct(shape, dtype)
         )

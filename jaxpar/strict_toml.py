@@ -109,9 +109,11 @@ class StrictTable:
             raise self.fail(key, f"is {value}; it must be positive")
         return value
 
-    def counts(self, key: str) -> tuple[int, ...]:
-        """A list of positive integers."""
+    def counts(self, key: str, entries: int | None = None) -> tuple[int, ...]:
+        """A list of positive integers; of that many, if entries is given."""
         values = self._list(key, int, "integers")
+        if entries not in (None, len(values)):
+            raise self.fail(key, f"has {len(values)} entries; it takes {entries}")
         for i, value in enumerate(values):
             if value < 1:
                 raise self.fail(f"{key}[{i}]", f"is {value}; it must be positive")

@@ -74,6 +74,7 @@ class MeshProblem:
         self.mesh = mesh
         self.chip: Chip = mesh.topology.chip
         self.workload = workload
+        self.pins = pins
         self.axes = Axes({a: n for a, n in mesh.sizes.items() if n > 1})
         self.rates = Rates(mesh, self.chip.reduce_scatter)
         self.leaves: list[tuple[LeafStrategy, ...]] = [

@@ -139,7 +139,7 @@ def replicated(plan: Plan) -> Rows:
             group.label,
             str(len(group.names)),
             bytes_text(first.bytes),
-            spec_text(first.wanted) if first.wanted is not None else "",
+            first.wanted,
             first.reason,
         )
         found.append((first.bytes * len(group.names), row))

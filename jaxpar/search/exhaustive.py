@@ -48,7 +48,7 @@ def exhaustive(problem: SearchProblem) -> Solution:
         else:
             seconds += spread(edge.cost_s.T, edge.second, edge.first)
     least = float(memory[seconds < math.inf].min(initial=math.inf))
-    if not problem.fits(least):
+    if least == math.inf or not problem.fits(least):
         return incumbent.infeasible("exhaustive", least if least < math.inf else None, {})
     fits = memory <= problem.memory_limit_bytes * (1 + 1e-12)
     best = int(np.where(fits, seconds, math.inf).argmin())

@@ -8,6 +8,7 @@ much each entry costs at least in the best whole plan.
 """
 
 import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,27 +88,40 @@ class Frontier:
 
     def _surpluses(self) -> list[np.ndarray]:
         """Per step, what each joined entry costs above the best plan, flat."""
-        root = 0.0
-        surplus = []
-        schedule = self.contraction.schedule
-        beliefs = self.contraction.beliefs()
-        for step, belief in zip(schedule.steps, beliefs, strict=True):
-            surplus.append(belief.ravel() - belief.min())
-        del root
-        return surplus
+        return [b.ravel() - b.min() for b in self.contraction.beliefs()]
 
-    def close(self) -> float:
+    def below(self, seconds: float) -> dict[int, np.ndarray]:
+        """Masks of the choices that some plan below a cost may use."""
+        allowed = seconds - self.lower_bound_s + CERTAIN * abs(seconds)
+        masks = {}
+        steps = self.contraction.schedule.steps
+        for step, surplus in zip(steps, self._surplus, strict=True):
+            size = self.contraction.network.sizes[step.variable]
+            masks[step.variable] = surplus.reshape(size, -1).min(axis=1) <= allowed
+        return masks
+
+    def close(self, relative_gap: float, until: float) -> float:
         """Searches ever higher thresholds until the best plan is certain.
 
+        Args:
+            relative_gap: Stop once the gap is no larger.
+            until: Reading of `time.perf_counter` at which to stop.
+
         Returns:
-            The new lower bound in seconds: that of the incumbent, unless labels ran
-            out.
+            The new lower bound in seconds.
         """
-        bound, best = self.lower_bound_s, self.incumbent
+        best, bound = self.incumbent, self.lower_bound_s
         width = (best.objective_s - bound) / 64
-        while bound < best.objective_s - CERTAIN * abs(best.objective_s):
-            aim = min(bound + width, best.objective_s * (1 - math.copysign(CERTAIN / 2, best.objective_s)))
-            self._search(aim - self.lower_bound_s)
+        tolerance = max(CERTAIN, relative_gap)
+        while time.perf_counter() < until:
+            highest = best.objective_s - CERTAIN / 2 * abs(best.objective_s)
+            if bound >= best.objective_s - tolerance * abs(best.objective_s):
+                break
+            aim = min(bound + width, highest)
+            try:
+                self._search(aim - self.lower_bound_s)
+            except TooManyLabels:
+                break
             bound, width = aim, 4 * width
         return min(bound, best.objective_s)
 

@@ -60,8 +60,8 @@ def least_memory(network: Network, time_limit_s: float = 60.0) -> list[int] | No
 def ascend(contraction: Contraction, incumbent: Incumbent) -> Dual:
     """Finds the best price; every plan met on the way is offered to the incumbent.
 
-    The incumbent must hold a plan. Afterwards the tables of the contraction are
-    those of the best price.
+    Afterwards the tables of the contraction are those of the best price. The bound
+    is inf if no plan of the network is allowed.
     """
     network = contraction.network
     limit = incumbent.problem.memory_limit_bytes
@@ -71,8 +71,14 @@ def ascend(contraction: Contraction, incumbent: Incumbent) -> Dual:
         return incumbent.offer(network.original(contraction.assignment()))
 
     over = cheapest(0.0)
-    if incumbent.problem.fits(over[1]):
+    if over[0] == math.inf or incumbent.problem.fits(over[1]):
         return Dual(0.0, over[0], 1)
+    if incumbent.choice is None:
+        smallest = least_memory(network)
+        if smallest is not None:
+            incumbent.offer(network.original(smallest))
+        if incumbent.choice is None:
+            return Dual(0.0, math.inf, 1)
     price, bound, rounds = 0.0, over[0], 1
     fits = (incumbent.objective_s, incumbent.memory_bytes)
     while rounds < ROUNDS and fits[0] > over[0]:

@@ -143,6 +143,8 @@ def restrict_messages(messages: Messages, old: Network, new: Network) -> Message
 def _line_up(network: Network) -> list[int]:
     """An order in which neighbours are near each other, whatever the numbering."""
     variables = list(network.neighbours)
+    if not network.edges:
+        return variables
     rank = {v: position for position, v in enumerate(variables)}
     rows = [rank[i] for i, _ in network.edges] + [rank[j] for _, j in network.edges]
     columns = [rank[j] for _, j in network.edges] + [rank[i] for i, _ in network.edges]

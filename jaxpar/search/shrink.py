@@ -61,16 +61,19 @@ class Shrunk:
     rounds: int
 
 
-def shrink(network: Network, incumbent: Incumbent, until: float) -> Shrunk:
+def shrink(
+    network: Network, incumbent: Incumbent, relative_gap: float, until: float
+) -> Shrunk:
     """Rounds of bounds, plans and cuts, while they pay.
 
     Args:
         network: From `propagate`.
         incumbent: Gets every plan found. Under a memory limit that may bind it must
             hold a plan already.
+        relative_gap: Stop once the gap is no larger.
         until: Reading of `time.perf_counter` at which to stop.
     """
-    state = _Shrinking(network, incumbent)
+    state = _Shrinking(network, incumbent, max(CERTAIN, relative_gap))
     while True:
         started = time.perf_counter()
         progress = state.round()
@@ -85,8 +88,9 @@ def shrink(network: Network, incumbent: Incumbent, until: float) -> Shrunk:
 class _Shrinking:
     """A network on its way down."""
 
-    def __init__(self, network: Network, incumbent: Incumbent):
+    def __init__(self, network: Network, incumbent: Incumbent, tolerance: float):
         self.network = network
+        self.tolerance = tolerance
         self.incumbent = incumbent
         self.limited = math.isfinite(incumbent.problem.memory_limit_bytes)
         self.price = 0.0
@@ -101,7 +105,7 @@ class _Shrinking:
     def certain(self) -> bool:
         """Whether the bound has reached the plan."""
         best = self.incumbent.objective_s
-        return self.lower_bound_s >= best - CERTAIN * abs(best)
+        return self.lower_bound_s >= best - self.tolerance * abs(best)
 
     def round(self) -> bool:
         """One round; False once nothing more is to be expected of another."""

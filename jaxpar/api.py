@@ -1,0 +1,240 @@
+"""The functions that people call."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+from flax import nnx
+from rich.progress import Progress
+
+from jaxpar.assemble import assemble, leaf_shapes
+from jaxpar.constraints import constraints
+from jaxpar.errors import MeshError, PlanError
+from jaxpar.machine import Target, jax_mesh, target
+from jaxpar.pins import wishes
+from jaxpar.plan import Plan, check_model
+from jaxpar.plan_json import near
+from jaxpar.planner import Request, plan_graph
+from jaxpar.rewrite import Site
+from jaxpar.runtime import Sharded, build
+from jaxpar.sharding import Spec
+from jaxpar.subject import Subject, prepare
+
+__all__ = ["apply_plan", "auto_shard", "make_plan"]
+
+
+def make_plan(
+    model: Any,
+    optimizer: optax.GradientTransformation | None,
+    loss: Callable[..., Any],
+    batch: Any,
+    mesh: Any = None,
+    *,
+    init: Callable[..., Any] | None = None,
+    wrt: Any = nnx.Param,
+    mutable: str | tuple[str, ...] = (),
+    rules: Any = None,
+    pin: Mapping[str, Any] | None = None,
+    memory_bytes: int | None = None,
+    slices: int = 1,
+    method: str = "auto",
+    remat: Any = "auto",
+    pipeline: Any = "auto",
+    microbatches: int | None = None,
+    seed: int = 0,
+) -> Plan:
+    """Plans the layout of a model on a machine that need not be there.
+
+    Args:
+        model: NNX: a callable (nnx.Rngs) -> nnx.Module, or an nnx.Module. Linen: a
+            module.
+        optimizer: An optax transformation, or None for inference.
+        loss: NNX: loss(model, batch[, rngs]). Linen: loss(module, variables, batch[,
+            rngs]). Returns a scalar or (scalar, aux).
+        batch: The global batch: arrays or `jax.ShapeDtypeStruct`.
+        mesh: None (the local devices, shape searched), a jax Mesh, axis sizes, a
+            topology's name, or a Topology.
+        init: Linen only: init(module, key, batch) -> variables.
+        wrt: What is trained: an NNX filter; Linen: a collection or path predicate.
+        mutable: Linen only: collections that the loss updates and returns.
+        rules: Logical name -> axis or axes, as pairs or a mapping; binding.
+        pin: {"regex over parameter path": PartitionSpec}; binding.
+        memory_bytes: Limit per device; default from the topology.
+        slices: Equal groups of devices that only the slow network joins.
+        method: Search method: "auto", "elimination", "ilp", "exhaustive", "mcmc".
+        remat: "auto": as the model has it; nothing else in this version.
+        pipeline: "auto" or None: no stages in this version.
+        microbatches: None: one; nothing else in this version.
+        seed: Of randomised search methods.
+
+    Raises:
+        ModelError, MeshError, RuleError, InfeasibleError: before anything is
+            compiled; each says what was found, where, and what to do.
+    """
+    subject, _, plan = _planned(
+        model, optimizer, loss, batch, mesh, init=init, wrt=wrt, mutable=mutable,
+        rules=rules, pin=pin, memory_bytes=memory_bytes, slices=slices, method=method,
+        remat=remat, pipeline=pipeline, microbatches=microbatches, seed=seed,
+    )
+    del subject
+    return plan
+
+
+def auto_shard(
+    model: Any,
+    optimizer: optax.GradientTransformation | None,
+    loss: Callable[..., Any],
+    batch: Any,
+    mesh: Any = None,
+    **options: Any,
+) -> Sharded:
+    """Plans the layout of a model, and returns its sharded functions.
+
+    Takes the arguments of `make_plan`. Nothing is compiled before `init` or `step`
+    is called.
+
+    Raises:
+        ModelError, MeshError, RuleError, InfeasibleError: as `make_plan`; MeshError
+            also where the machine's devices are not there.
+    """
+    subject, where, plan = _planned(model, optimizer, loss, batch, mesh, **options)
+    return _applied(subject, where, plan)
+
+
+def apply_plan(
+    plan: Plan,
+    model: Any,
+    optimizer: optax.GradientTransformation | None,
+    loss: Callable[..., Any],
+    batch: Any,
+    mesh: Any = None,
+    *,
+    init: Callable[..., Any] | None = None,
+    wrt: Any = nnx.Param,
+    mutable: str | tuple[str, ...] = (),
+) -> Sharded:
+    """The sharded functions of a plan made before, or edited by hand.
+
+    Args:
+        plan: From `make_plan` or `load_plan`.
+        model: As in `make_plan`, like `optimizer`, `loss` and `batch`.
+        optimizer: As in `make_plan`.
+        loss: As in `make_plan`.
+        batch: As in `make_plan`.
+        mesh: None for the plan's own mesh over the local devices, or a jax Mesh of
+            the same axes.
+        init: As in `make_plan`.
+        wrt: As in `make_plan`.
+        mutable: As in `make_plan`.
+
+    Raises:
+        PlanError: if the plan is of another model, or names a value it has not.
+        MeshError: if the devices are not there.
+    """
+    subject = prepare(
+        model, optimizer, loss, batch, init=init, wrt=wrt, mutable=mutable
+    )
+    chosen = plan.mesh if mesh is None else mesh
+    where = target(
+        chosen, slices=plan.topology.slices, memory_bytes=plan.topology.memory_bytes
+    )
+    if where.sizes is not None and dict(where.sizes) != dict(plan.mesh):
+        raise MeshError(f"the plan is for mesh {dict(plan.mesh)}, not {where.sizes}")
+    return _applied(subject, where, plan)
+
+
+def _planned(
+    model: Any,
+    optimizer: optax.GradientTransformation | None,
+    loss: Callable[..., Any],
+    batch: Any,
+    mesh: Any,
+    *,
+    init: Callable[..., Any] | None = None,
+    wrt: Any = nnx.Param,
+    mutable: str | tuple[str, ...] = (),
+    rules: Any = None,
+    pin: Mapping[str, Any] | None = None,
+    memory_bytes: int | None = None,
+    slices: int = 1,
+    method: str = "auto",
+    remat: Any = "auto",
+    pipeline: Any = "auto",
+    microbatches: int | None = None,
+    seed: int = 0,
+) -> tuple[Subject, Target, Plan]:
+    _check_unsupported(remat=remat, pipeline=pipeline, microbatches=microbatches)
+    where = target(mesh, slices=slices, memory_bytes=memory_bytes)
+    wanted = wishes(pin, rules)
+    subject = prepare(
+        model, optimizer, loss, batch, init=init, wrt=wrt, mutable=mutable,
+        wanted=wanted,
+    )
+    with Progress(transient=True) as progress:
+        task = progress.add_task("searching meshes", total=None)
+        request = Request(
+            graph=subject.graph,
+            topology=where.topology,
+            mesh=where.sizes,
+            workload=subject.workload(),
+            wishes=wanted,
+            method=method,
+            seed=seed,
+            progress=lambda n, of: progress.update(task, completed=n, total=of),
+        )
+        decision = plan_graph(request)
+    return subject, where, assemble(decision, constraints(decision))
+
+
+def _check_unsupported(*, remat: Any, pipeline: Any, microbatches: Any) -> None:
+    for name, value, known in (
+        ("remat", remat, ("auto", None)),
+        ("pipeline", pipeline, ("auto", None)),
+        ("microbatches", microbatches, (None, 1)),
+    ):
+        if value not in known:
+            raise PlanError(
+                f"{name}={value!r} is not supported by this version",
+                hint=f"leave {name} out",
+            )
+
+
+def _applied(subject: Subject, where: Target, plan: Plan) -> Sharded:
+    check_model(plan, *leaf_shapes(subject.graph))
+    _check_batch(plan, subject)
+    return build(
+        subject.traced,
+        subject.optimizer,
+        jax_mesh(where, plan.mesh),
+        constraints=_sites(subject, plan),
+        storage={path: p.storage for path, p in plan.params.items()},
+        optimizer_storage={path: p.optimizer for path, p in plan.params.items()},
+        state_specs=dict(plan.state),
+        batch_specs={path: b.spec for path, b in plan.batch.items()},
+        plan=plan,
+    )
+
+
+def _check_batch(plan: Plan, subject: Subject) -> None:
+    found = {p.path: p.shape for p in subject.traced.leaves if p.role == "batch"}
+    for path in sorted(found.keys() | plan.batch.keys()):
+        planned = plan.batch[path].shape if path in plan.batch else None
+        if planned != found.get(path):
+            raise PlanError(
+                f"batch.{path or 'batch'}: {planned} in the plan, {found.get(path)} "
+                "in the batch",
+                hint="make a new plan for this batch",
+            )
+
+
+def _sites(subject: Subject, plan: Plan) -> dict[Site, tuple[Spec, ...]]:
+    known = subject.sites()
+    found: dict[Site, tuple[Spec, ...]] = {}
+    for name, activation in plan.activations.items():
+        if name not in known:
+            raise PlanError(
+                f'activations."{name}": the model has no such value',
+                hint=near(name, known),
+            )
+        found.update((site, activation.specs) for site in known[name])
+    return found

@@ -1,0 +1,165 @@
+"""From chosen strategies to constraints on values, each with a stable name.
+
+Weights are constrained where they are used, results of matrix multiplications,
+look-ups and loops where they arise, and every value once more where it changes its
+layout. Pointwise chains follow from these.
+"""
+
+from dataclasses import dataclass
+
+from jaxpar.cost.problem import Link, MeshProblem
+from jaxpar.planner import Decision
+from jaxpar.sharding import Spec, axes_of, without
+from jaxpar.strategy import LeafStrategy, Strategy
+
+FOLLOWS = frozenset({"pointwise", "view", "join", "stack"})
+"""Kinds whose results follow from their operands."""
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A value, or one use of it, and the layouts that it takes in order.
+
+    Attributes:
+        name: The tensor's name; for a use, with "-> operator" behind it.
+        tensor: Index of the tensor.
+        use: (operator, operand) if only that use is constrained, else None.
+        specs: Layouts in order.
+        executions: In one forward pass.
+        reason: Why.
+    """
+
+    name: str
+    tensor: int
+    use: tuple[int, int] | None
+    specs: tuple[Spec, ...]
+    executions: int
+    reason: str
+
+
+def constraints(decision: Decision) -> tuple[Constraint, ...]:
+    """All constraints of a decision, values first, in the order of the graph."""
+    return _Constraints(decision).all()
+
+
+class _Constraints:
+    def __init__(self, decision: Decision):
+        self.problem: MeshProblem = decision.problem
+        self.graph = decision.problem.graph
+        self.first = len(self.graph.leaves)
+        self.chosen: list[Strategy | LeafStrategy] = [
+            *decision.leaves,
+            *decision.operators,
+        ]
+        self.links_from: dict[int, list[Link]] = {}
+        for link in self.problem.links:
+            self.links_from.setdefault(link.tensor, []).append(link)
+
+    def all(self) -> tuple[Constraint, ...]:
+        found: list[Constraint] = []
+        for i, leaf in enumerate(self.graph.leaves):
+            if leaf.role in ("param", "state", "batch"):
+                found += self._of_tensor(leaf.tensor, i)
+        for i, op in enumerate(self.graph.operators):
+            if op.kind != "view":
+                for result in op.results:
+                    found += self._of_tensor(result.tensor, self.first + i)
+        values = [c for c in found if c.use is None]
+        return (*values, *(c for c in found if c.use is not None))
+
+    def _of_tensor(self, tensor: int, writer: int) -> list[Constraint]:
+        if not self.graph.tensors[tensor].shape:
+            return []
+        links = self.links_from.get(tensor, [])
+        if not links:
+            return []
+        spec, partial = self.problem.written(links[0], self.chosen[writer])
+        views = [link for link in links if self._stands_for(link, links)]
+        if views:
+            return self._behind_view(tensor, writer, spec, partial, views[0])
+        kept = without(spec, partial)
+        wanted = [self._wanted(link) for link in links]
+        scattered = partial and any(set(partial) & set(axes_of(w)) for w in wanted)
+        specs = () if scattered else (kept,)
+        moved = any(w != kept for w in wanted)
+        found = self._value(tensor, writer, specs, moved=moved)
+        return found + self._uses(links, kept, always=scattered)
+
+    def _stands_for(self, link: Link, links: list[Link]) -> bool:
+        """Whether the value takes the layout of its reader: of a view, or of the
+        loop state that it becomes."""
+        kind = self._operator(link).kind
+        return kind == "view" or (kind == "carry" and len(links) == 1)
+
+    def _behind_view(
+        self,
+        tensor: int,
+        writer: int,
+        spec: Spec,
+        partial: tuple[str, ...],
+        view: Link,
+    ) -> list[Constraint]:
+        seen = self._wanted(view)
+        kept = without(spec, partial)
+        scattered = set(partial) & set(axes_of(seen))
+        specs = (seen,) if scattered or seen == kept else (kept, seen)
+        op = self._operator(view)
+        links = (
+            self.links_from.get(op.results[0].tensor, []) if op.kind == "view" else []
+        )
+        moved = len(specs) > 1 or any(self._wanted(link) != seen for link in links)
+        found = self._value(tensor, writer, specs, moved=moved or bool(scattered))
+        return found + self._uses(links, seen)
+
+    def _value(
+        self, tensor: int, writer: int, specs: tuple[Spec, ...], *, moved: bool
+    ) -> list[Constraint]:
+        """A constraint where the value arises, if its layout does not follow."""
+        is_leaf = writer < self.first
+        if not specs:
+            return []
+        if is_leaf:
+            if len(specs) == 1:
+                return []
+        elif not moved and self.graph.operators[writer - self.first].kind in FOLLOWS:
+            return []
+        t = self.graph.tensors[tensor]
+        executions = (
+            1 if is_leaf else self.graph.operators[writer - self.first].executions
+        )
+        reason = "value moves to another layout here" if moved else "as it is computed"
+        return [Constraint(t.name, tensor, None, specs, executions, reason)]
+
+    def _uses(
+        self, links: list[Link], held: Spec, *, always: object = False
+    ) -> list[Constraint]:
+        found: dict[tuple[int, int], Constraint] = {}
+        for link in links:
+            wanted = self._wanted(link)
+            tensor = self.graph.tensors[link.tensor]
+            op = self._operator(link)
+            is_weight = op.heavy and self._is_weight(link)
+            if not tensor.shape or not (always or is_weight or wanted != held):
+                continue
+            use = (link.reader - self.first, link.operand)
+            name = f"{tensor.name} -> {op.name}"
+            reason = "weight as it is read" if is_weight else "moved for this use"
+            found.setdefault(
+                use,
+                Constraint(name, link.tensor, use, (wanted,), op.executions, reason),
+            )
+        return list(found.values())
+
+    def _is_weight(self, link: Link) -> bool:
+        if link.writer < self.first:
+            return self.graph.leaves[link.writer].role in ("param", "state")
+        return self.graph.operators[link.writer - self.first].parameter_only
+
+    def _operator(self, link: Link):
+        return self.graph.operators[link.reader - self.first]
+
+    def _wanted(self, link: Link) -> Spec:
+        chosen = self.chosen[link.reader]
+        if isinstance(chosen, LeafStrategy):
+            raise TypeError("a leaf reads nothing")
+        return self.problem.wanted(link, chosen)[0]
