@@ -72,9 +72,23 @@ def make_plan(
             compiled; each says what was found, where, and what to do.
     """
     subject, _, plan = _planned(
-        model, optimizer, loss, batch, mesh, init=init, wrt=wrt, mutable=mutable,
-        rules=rules, pin=pin, memory_bytes=memory_bytes, slices=slices, method=method,
-        remat=remat, pipeline=pipeline, microbatches=microbatches, seed=seed,
+        model,
+        optimizer,
+        loss,
+        batch,
+        mesh,
+        init=init,
+        wrt=wrt,
+        mutable=mutable,
+        rules=rules,
+        pin=pin,
+        memory_bytes=memory_bytes,
+        slices=slices,
+        method=method,
+        remat=remat,
+        pipeline=pipeline,
+        microbatches=microbatches,
+        seed=seed,
     )
     del subject
     return plan
@@ -167,7 +181,13 @@ def _planned(
     where = target(mesh, slices=slices, memory_bytes=memory_bytes)
     wanted = wishes(pin, rules)
     subject = prepare(
-        model, optimizer, loss, batch, init=init, wrt=wrt, mutable=mutable,
+        model,
+        optimizer,
+        loss,
+        batch,
+        init=init,
+        wrt=wrt,
+        mutable=mutable,
         wanted=wanted,
     )
     with Progress(transient=True) as progress:

@@ -61,7 +61,9 @@ def assemble(decision: Decision, found: tuple[Constraint, ...]) -> Plan:
                     storage=strategy.storage,
                     compute=compute,
                     optimizer=strategy.optimizer,
-                    bytes_per_device=round(leaf.bytes / shards(strategy.storage, sizes)),
+                    bytes_per_device=round(
+                        leaf.bytes / shards(strategy.storage, sizes)
+                    ),
                     reason=reason,
                 )
             elif leaf.role == "batch":
@@ -176,7 +178,9 @@ def _tokens(graph: OperatorGraph) -> int | None:
     found = [
         math.prod(leaf.shape)
         for leaf in graph.leaves
-        if leaf.role == "batch" and leaf.dtype.startswith("int") and len(leaf.shape) == 2
+        if leaf.role == "batch"
+        and leaf.dtype.startswith("int")
+        and len(leaf.shape) == 2
     ]
     return max(found, default=None)
 

@@ -30,8 +30,9 @@ def dim_classes(
         for f, factor in enumerate(op.factors):
             unions.add(("factor", o, f))
             sizes["factor", o, f] = factor.size
-        ends = [(u.tensor, operand.dims) for operand in op.operands
-                for u in operand.uses]
+        ends = [
+            (u.tensor, operand.dims) for operand in op.operands for u in operand.uses
+        ]
         ends += [(result.tensor, result.dims) for result in op.results]
         for t, dims in ends:
             for d, f in enumerate(dims):
@@ -47,8 +48,9 @@ def dim_classes(
         for i, t in enumerate(tensors)
     )
     filled_operators = tuple(
-        replace(op, classes=tuple(number["factor", o, f]
-                                  for f in range(len(op.factors))))
+        replace(
+            op, classes=tuple(number["factor", o, f] for f in range(len(op.factors)))
+        )
         for o, op in enumerate(operators)
     )
     batch = {

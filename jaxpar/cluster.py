@@ -180,7 +180,14 @@ def _read(
     is_active = any(t in active for t, _ in tensors)
     before = tuple(a for j, s in uses for a in graph.nodes[j].before[s])
     saved = any(_needs_operand(graph.nodes[j], s, active) for j, s in uses)
-    return Read(tensors, dims, tuple(sorted(lacks)) if is_active else (), before, saved, is_active)
+    return Read(
+        tensors,
+        dims,
+        tuple(sorted(lacks)) if is_active else (),
+        before,
+        saved,
+        is_active,
+    )
 
 
 def _broadcast_inside(
@@ -255,9 +262,7 @@ class _Unified:
                 for number in numbers:
                     whole[number] |= numbers.count(number) > 1
         kind = {True: FactorKind.WHOLE, False: FactorKind.PASS}
-        return tuple(
-            Factor(n, kind[w]) for n, w in zip(sizes, whole, strict=True)
-        )
+        return tuple(Factor(n, kind[w]) for n, w in zip(sizes, whole, strict=True))
 
     def dims(self, node: int, dims: Dims) -> Dims:
         """A node's dims in factors of the cluster; whole ones become None."""

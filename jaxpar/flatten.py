@@ -95,7 +95,9 @@ def flatten(closed: ClosedJaxpr) -> FlatProgram:
     env = {v: walk.new(v.aval) for v in closed.jaxpr.invars}
     env |= {v: walk.new(v.aval) for v in closed.jaxpr.constvars}
     program.inputs = [env[v] for v in closed.jaxpr.invars]
-    program.input_sites = {t: ((), -1, i, "input") for i, t in enumerate(program.inputs)}
+    program.input_sites = {
+        t: ((), -1, i, "input") for i, t in enumerate(program.inputs)
+    }
     walk.body(closed.jaxpr, env, _Scope())
     program.outputs = [walk.read(env, a) for a in closed.jaxpr.outvars]
     _alias_stacked_inputs(program)

@@ -270,11 +270,10 @@ def _good_blocks(
         _sources(run.start + run.period + j, run, equations, writer)
         for j in range(run.period)
     ]
-    first = [
-        _sources(run.start + j, run, equations, writer) for j in range(run.period)
-    ]
+    first = [_sources(run.start + j, run, equations, writer) for j in range(run.period)]
     if not all(
-        _enters(a, b) for x, y in zip(first, wanted, strict=True)
+        _enters(a, b)
+        for x, y in zip(first, wanted, strict=True)
         for a, b in zip(x, y, strict=True)
     ):
         return 0

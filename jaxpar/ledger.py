@@ -98,13 +98,21 @@ class _Ledger:
             twice = 2 if problem.recomputed(leaf.tensor) and problem.training else 1
             for step in problem.rates.steps(inner, (), strategy.compute):
                 yield self._entry(
-                    step, tensor.bytes, times * twice, "forward", tensor.name,
+                    step,
+                    tensor.bytes,
+                    times * twice,
+                    "forward",
+                    tensor.name,
                     "gathers the parameter to read it",
                 )
         if leaf.trained and problem.training and strategy.optimizer != strategy.storage:
             for step in problem.rates.steps(strategy.optimizer, (), strategy.storage):
                 yield self._entry(
-                    step, leaf.bytes, len(leaf.paths), "update", tensor.name,
+                    step,
+                    leaf.bytes,
+                    len(leaf.paths),
+                    "update",
+                    tensor.name,
                     "gathers the updated parameter",
                 )
 
@@ -126,9 +134,7 @@ class _Ledger:
         name = problem.graph.operators[link.reader - len(self.leaves)].name
         for step in problem.rates.steps(spec, partial, want):
             why = "adds the terms of a split sum" if partial else f"moved for {name}"
-            yield self._entry(
-                step, tensor.bytes, forward, "forward", tensor.name, why
-            )
+            yield self._entry(step, tensor.bytes, forward, "forward", tensor.name, why)
         if backward:
             gradient = problem.gradient(link, writer)
             share = problem.merged(link) if lacks else 1.0

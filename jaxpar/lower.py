@@ -72,13 +72,14 @@ class _Lowering:
         self.leaves = dict(zip(program.inputs, traced.leaves, strict=False))
         self.read_as = {t: program.stacked.get(t, t) for t in program.inputs}
         trained = [
-            self.read_as[t]
-            for t in graph.leaf_groups
-            if self.leaves[t].role == "param"
+            self.read_as[t] for t in graph.leaf_groups if self.leaves[t].role == "param"
         ]
         by_role = {
-            role: [self.read_as[t] for t in graph.leaf_groups
-                   if (self.leaves[t].role in ("param", "state")) == (role == "model")]
+            role: [
+                self.read_as[t]
+                for t in graph.leaf_groups
+                if (self.leaves[t].role in ("param", "state")) == (role == "model")
+            ]
             for role in ("model", "data")
         }
         self.active = frozenset(self._reached(trained, floating=True))
@@ -130,7 +131,9 @@ class _Lowering:
             if t in numbers
         }
         after |= {
-            numbers[self.read_as[t]]: tuple(self.program.input_sites[m] for m in members)
+            numbers[self.read_as[t]]: tuple(
+                self.program.input_sites[m] for m in members
+            )
             for t, members in graph.leaf_groups.items()
         }
         leaves = self._leaves(numbers, paths)
@@ -150,9 +153,7 @@ class _Lowering:
             for k, written in enumerate(cluster.writes):
                 owners[written.tensor] = name if k == 0 else f"{name}#{k}"
         numbers = {tensor: i for i, tensor in enumerate(owners)}
-        leaf_number = {
-            self.read_as[t]: i for i, t in enumerate(self.graph.leaf_groups)
-        }
+        leaf_number = {self.read_as[t]: i for i, t in enumerate(self.graph.leaf_groups)}
         return numbers, tuple(
             Tensor(
                 name,
@@ -209,5 +210,3 @@ def group_path(paths: Sequence[str]) -> str:
 
 def _is_float(dtype: np.dtype) -> bool:
     return dtype.kind == "f" or str(dtype) in ("bfloat16", "complex64")
-
-

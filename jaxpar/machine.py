@@ -32,9 +32,7 @@ class Target:
     mesh: Mesh | None = None
 
 
-def target(
-    mesh: Any, *, slices: int = 1, memory_bytes: int | None = None
-) -> Target:
+def target(mesh: Any, *, slices: int = 1, memory_bytes: int | None = None) -> Target:
     """Reads `mesh=` as users write it.
 
     Args:

@@ -68,7 +68,9 @@ def check_axes(wanted: Wishes, sizes: Mapping[str, int], *, searched: bool) -> N
     known = set(sizes) | (set(ROLES) if searched else set())
     named = [(f"rule {n!r}", a) for n, axes in wanted.rules.items() for a in axes]
     named += [
-        (f"pin {p!r}", a) for p, spec in wanted.pins.items() for dim in spec
+        (f"pin {p!r}", a)
+        for p, spec in wanted.pins.items()
+        for dim in spec
         for a in dim
     ]
     for where, axis in named:
@@ -151,7 +153,9 @@ def _wide(axes: AxisNames, sizes: Mapping[str, int]) -> AxisNames:
 
 def _check_pins_used(graph: OperatorGraph, pins: Mapping[str, Any]) -> None:
     paths = [
-        p for leaf in graph.leaves if leaf.role in ("param", "state")
+        p
+        for leaf in graph.leaves
+        if leaf.role in ("param", "state")
         for p in leaf.paths
     ]
     for pattern in pins:

@@ -171,8 +171,9 @@ def _identity(operands: tuple[ArrayType, ...], result: ArrayType) -> FactorRule:
     bare = (None,) * len(result.shape)
     return FactorRule(
         tuple(Factor(n, _BARE) for n in result.shape),
-        tuple(dims if o.shape == result.shape else bare[: len(o.shape)]
-              for o in operands),
+        tuple(
+            dims if o.shape == result.shape else bare[: len(o.shape)] for o in operands
+        ),
         (dims,),
     )
 
@@ -231,9 +232,7 @@ def clusters(graph: Quotient, parameter_only: Mapping[int, bool]) -> list[list[i
     return sorted(found.values())
 
 
-def _alike(
-    graph: Quotient, i: int, j: int, parameter_only: Mapping[int, bool]
-) -> bool:
+def _alike(graph: Quotient, i: int, j: int, parameter_only: Mapping[int, bool]) -> bool:
     a, b = graph.nodes[i], graph.nodes[j]
     same_place = (
         a.equation.region == b.equation.region

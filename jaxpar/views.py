@@ -67,9 +67,7 @@ def _granularity(graph: OperatorGraph, number: int) -> int:
     return graph.classes[number].granularity
 
 
-def _is_model(
-    graph: OperatorGraph, tensor: Tensor, writer: Operator | None
-) -> bool:
+def _is_model(graph: OperatorGraph, tensor: Tensor, writer: Operator | None) -> bool:
     if writer is not None:
         return writer.parameter_only
     return graph.leaves[tensor.leaf or 0].role in ("param", "state")
@@ -81,8 +79,7 @@ def _redirected(op: Operator, renamed: Mapping[int, int]) -> Operator:
         replace(
             operand,
             uses=tuple(
-                Use(renamed.get(u.tensor, u.tensor), u.executions)
-                for u in operand.uses
+                Use(renamed.get(u.tensor, u.tensor), u.executions) for u in operand.uses
             ),
             saved=operand.saved and not any(u.tensor in renamed for u in operand.uses),
         )

@@ -29,7 +29,9 @@ class Workload:
     unowned_bytes: float = 0.0
 
 
-def parts(factors: tuple[int, ...], strategy: Strategy, sizes: Mapping[str, int]) -> int:
+def parts(
+    factors: tuple[int, ...], strategy: Strategy, sizes: Mapping[str, int]
+) -> int:
     """Into how many parts a strategy cuts what runs over some factors."""
     return math.prod(sizes[axis] for f in factors for axis in strategy[f])
 

@@ -147,7 +147,11 @@ class MeshProblem:
         """Seconds of one operator, sums inside it included."""
         op = self.graph.operators[i]
         return compute_s(
-            self.graph, op, strategy, self.chip, self.rates.sizes,
+            self.graph,
+            op,
+            strategy,
+            self.chip,
+            self.rates.sizes,
             training=self.training,
         ) + reductions_s(op, strategy, self.rates, training=self.training)
 
@@ -264,5 +268,3 @@ def _distinct(keys: list) -> tuple[list, list[int]]:
     index: dict = {}
     return_to = [index.setdefault(key, len(index)) for key in keys]
     return list(index), return_to
-
-

@@ -7,8 +7,10 @@ so that one rate serves all tensors that make the same move.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jaxpar.mesh import Level, LogicalMesh
+from jaxpar.axis_link import Level
+from jaxpar.mesh import LogicalMesh
 from jaxpar.sharding import Collective, Spec, reshard
+
 
 @dataclass(frozen=True)
 class Price:
