@@ -3,6 +3,8 @@
 import importlib
 from typing import Any
 
+__version__ = "0.1.0"
+
 _WHERE = {
     "auto_shard": "jaxpar.api",
     "make_plan": "jaxpar.api",

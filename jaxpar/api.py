@@ -16,7 +16,7 @@ from jaxpar.plan import Plan, check_model
 from jaxpar.plan_json import near
 from jaxpar.planner import Request, plan_graph
 from jaxpar.rewrite import Site
-from jaxpar.runtime import Sharded, build
+from jaxpar.runtime import Placement, Sharded, build
 from jaxpar.sharding import Spec
 from jaxpar.subject import Subject, prepare
 
@@ -226,11 +226,13 @@ def _applied(subject: Subject, where: Target, plan: Plan) -> Sharded:
         subject.traced,
         subject.optimizer,
         jax_mesh(where, plan.mesh),
-        constraints=_sites(subject, plan),
-        storage={path: p.storage for path, p in plan.params.items()},
-        optimizer_storage={path: p.optimizer for path, p in plan.params.items()},
-        state_specs=dict(plan.state),
-        batch_specs={path: b.spec for path, b in plan.batch.items()},
+        Placement(
+            storage={path: p.storage for path, p in plan.params.items()},
+            optimizer_storage={path: p.optimizer for path, p in plan.params.items()},
+            constraints=_sites(subject, plan),
+            state=plan.state,
+            batch={path: b.spec for path, b in plan.batch.items()},
+        ),
         plan=plan,
     )
 

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from importlib.metadata import version
 
+from jaxpar import __version__
 from jaxpar.constraints import Constraint
 from jaxpar.graph import GraphLeaf, OperatorGraph
 from jaxpar.ledger import Entry, compute_seconds, entries
@@ -74,7 +74,7 @@ def assemble(decision: Decision, found: tuple[Constraint, ...]) -> Plan:
                 state[path] = strategy.storage
     ledger = entries(decision)
     return Plan(
-        jaxpar_version=version("jaxpar"),
+        jaxpar_version=__version__,
         topology=Machine(
             name=topology.name,
             devices=topology.devices,

@@ -20,7 +20,7 @@ def dim_classes(
     batch_size: int,
 ) -> tuple[tuple[DimClass, ...], tuple[Tensor, ...], tuple[Operator, ...]]:
     """Classes, and the tensors and operators with their dims' classes filled in."""
-    unions = Unions()
+    unions: Unions[tuple] = Unions()
     sizes: dict[tuple, int] = {}
     for t, tensor in enumerate(tensors):
         for d, n in enumerate(tensor.shape):

@@ -228,7 +228,7 @@ class _Unified:
 
     def __init__(self, nodes: Sequence[int], graph: Quotient):
         self.graph = graph
-        unions: Unions = Unions()
+        unions: Unions[tuple[int, int]] = Unions()
         held: dict[int, list[tuple[int, Dims]]] = {}
         for i in nodes:
             node = graph.nodes[i]

@@ -1,18 +1,21 @@
 """Union-find, and the classes of dims that must split alike."""
 
 from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item", bound=Hashable)
 
 
-class Unions:
+class Unions(Generic[Item]):
     """Disjoint sets of hashable things."""
 
     def __init__(self) -> None:
-        self._parent: dict[Hashable, Hashable] = {}
+        self._parent: dict[Item, Item] = {}
 
-    def add(self, item: Hashable) -> None:
+    def add(self, item: Item) -> None:
         self._parent.setdefault(item, item)
 
-    def find(self, item: Hashable) -> Hashable:
+    def find(self, item: Item) -> Item:
         self.add(item)
         parent = self._parent
         while parent[item] != item:
@@ -20,12 +23,12 @@ class Unions:
             item = parent[item]
         return item
 
-    def join(self, a: Hashable, b: Hashable) -> None:
+    def join(self, a: Item, b: Item) -> None:
         self._parent[self.find(b)] = self.find(a)
 
-    def numbered(self) -> dict[Hashable, int]:
+    def numbered(self) -> dict[Item, int]:
         """Per item the number of its set, counted from 0 in order of addition."""
-        numbers: dict[Hashable, int] = {}
+        numbers: dict[Item, int] = {}
         return {
             item: numbers.setdefault(self.find(item), len(numbers))
             for item in self._parent

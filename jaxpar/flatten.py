@@ -343,8 +343,9 @@ def _alias_stacked_inputs(program: FlatProgram) -> None:
     """An input that only one scan reads stands for its own slice."""
     readers: dict[int, list[FlatEquation]] = {}
     for eqn in program.equations:
-        for tensor in set(eqn.operands) - {None}:
-            readers.setdefault(tensor, []).append(eqn)
+        for tensor in dict.fromkeys(eqn.operands):
+            if tensor is not None:
+                readers.setdefault(tensor, []).append(eqn)
     aliased: set[int] = set()
     kept = set(program.outputs)
     for tensor in program.inputs:

@@ -6,6 +6,7 @@ period and whose dataflow shifts along. Folding maps every block onto the first,
 so that depth costs nothing in the search.
 """
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -218,7 +219,7 @@ def _periods(codes: np.ndarray) -> list[int]:
         places[code].append(i)
     votes: Counter[int] = Counter()
     for found in places.values():
-        for a, b in zip(found, found[1:], strict=False):
+        for a, b in itertools.pairwise(found):
             if b - a >= LEAST_BLOCK:
                 votes[b - a] += b - a
         for step in (2, 3, 4):

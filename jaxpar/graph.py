@@ -191,7 +191,7 @@ class GraphLeaf:
     stacked: bool
     tensor: int
     trained: bool
-    names: tuple[str | None, ...] | None = None
+    names: tuple[str | tuple[str, ...] | None, ...] | None = None
     names_kind: str | None = None
 
     @property

@@ -141,7 +141,7 @@ def build(  # noqa: PLR0913
     shardings = _state_shardings(abstract, placement, gradients, mesh)
     batch_shardings = _by_path(traced.batch, placement.batch, mesh)
     loss = _loss(traced, placement, mesh)
-    step = _Step(
+    training = _Step(
         loss,
         optimizer,
         abstract.opt_state,
@@ -151,9 +151,11 @@ def build(  # noqa: PLR0913
     return Sharded(
         init=_init(traced.model, optimizer, abstract.opt_state, shardings),
         step=jit(
-            step, out_shardings=(shardings, None), donate_argnums=0 if donate else ()
+            training.step,
+            out_shardings=(shardings, None),
+            donate_argnums=0 if donate else (),
         ),
-        apply=jit(_Apply(loss)),
+        apply=jit(_apply(loss)),
         loss=loss,
         abstract_state=jax.tree.map(_with_sharding, abstract, shardings),
         state_shardings=shardings,
@@ -252,20 +254,17 @@ def _check_argument(leaf: Leaf, argument: Any) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Apply:
-    """The forward pass of a state."""
-
-    loss: PureLoss
-
-    def __call__(self, state: State, batch: Tree) -> tuple[jax.Array, Any]:
-        value, (aux, _, _) = self.loss(
+def _apply(loss: PureLoss) -> Callable[[State, Tree], tuple[jax.Array, Any]]:
+    def apply(state: State, batch: Tree) -> tuple[jax.Array, Any]:
+        value, (aux, _, _) = loss(
             state.params, state.model_state, state.rngs, batch, state.step
         )
         return value, aux
 
+    return apply
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class _Step:
     """One training step.
 
@@ -282,25 +281,40 @@ class _Step:
     abstract_opt_state: Tree
     gradients: Tree
 
-    def __call__(self, state: State, batch: Tree) -> tuple[State, dict[str, Any]]:
-        derive = jax.value_and_grad(self.loss, has_aux=True)
-        (value, (aux, model_state, rngs)), gradients = derive(
-            state.params, state.model_state, state.rngs, batch, state.step
-        )
+    def step(self, state: State, batch: Tree) -> tuple[State, dict[str, Any]]:
+        """The new state and the metrics."""
+
+        def loss(params: Tree) -> tuple[jax.Array, Any]:
+            return self.loss(params, state.model_state, state.rngs, batch, state.step)
+
+        derive = jax.value_and_grad(loss, has_aux=True)
+        (value, (aux, model_state, rngs)), gradients = derive(state.params)
         gradients = jax.lax.with_sharding_constraint(gradients, self.gradients)
-        params, opt_state = self.update(gradients, state)
+        params, opt_state = self.update(gradients, state, value, loss)
         metrics = {"loss": value, "grad_norm": _global_norm(gradients), "aux": aux}
         return State(state.step + 1, params, model_state, opt_state, rngs), metrics
 
-    def update(self, gradients: Tree, state: State) -> tuple[Tree, Tree]:
+    def update(
+        self,
+        gradients: Tree,
+        state: State,
+        value: jax.Array,
+        loss: Callable[[Tree], tuple[jax.Array, Any]],
+    ) -> tuple[Tree, Tree]:
         """New parameters and optimizer state."""
         if self.optimizer is None:
             raise ModelError(
                 "there is no optimizer, so there is no step to make",
                 hint="apply() runs the model; pass an optimizer to train it",
             )
-        updates, opt_state = self.optimizer.update(
-            gradients, state.opt_state, state.params
+        # Plateau schedules read the value, line searches call the function.
+        updates, opt_state = optax.with_extra_args_support(self.optimizer).update(
+            gradients,
+            state.opt_state,
+            state.params,
+            value=value,
+            grad=gradients,
+            value_fn=lambda params: loss(params)[0],
         )
         params = optax.apply_updates(state.params, updates)
         params = jax.lax.with_sharding_constraint(params, self.gradients)

@@ -221,16 +221,30 @@ class MeshProblem:
         forward, backward = self.times(link)
         size = self.graph.tensors[link.tensor].bytes
         merged = self.merged(link)
+        as_read = self._is_weight(link)
         table = np.empty((len(sources), len(targets)))
         for i, (spec, partial, gradient) in enumerate(sources):
             for j, (want, lacks) in enumerate(targets):
-                seconds = forward * self.rates.move(spec, partial, want).seconds(size)
+                there = self.rates.move(spec, partial, want)
+                if as_read and there.rate:
+                    table[i, j] = np.inf
+                    continue
+                seconds = forward * there.seconds(size)
                 if backward:
                     back = self.rates.move(want, lacks, gradient)
                     share = merged if lacks else 1.0
                     seconds += backward * share * back.seconds(size)
                 table[i, j] = seconds
         return table[np.ix_(from_source, from_target)]
+
+    def _is_weight(self, link: Link) -> bool:
+        """Whether the tensor is a parameter: all that gathers it is its own choice
+        of how to be read, so that one layout has one description."""
+        count = len(self.graph.leaves)
+        return link.writer < count and self.graph.leaves[link.writer].role in (
+            "param",
+            "state",
+        )
 
     def choices(self, variable: int) -> Sequence[Strategy | LeafStrategy]:
         """All choices of a variable."""

@@ -1,10 +1,6 @@
-"""The mathematics that the NNX and Linen models share, without parameters of its own.
-
-Each function is jitted: a deep unrolled model then traces it once, not once a layer.
-"""
+"""The mathematics that the NNX and Linen models share, without parameters of its own."""
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +14,6 @@ _PLAIN = ("bqhd,bshd->bhqs", "bhqs,bshd->bqhd")
 _GROUPED = ("bqkgd,bskd->bkgqs", "bkgqs,bskd->bqkgd")
 
 
-@partial(jax.jit, static_argnames=("centre",))
 def normalise(x: Array, scale: Array, bias: Array | None, *, centre: bool) -> Array:
     """Layer norm, or RMS norm without `centre`, over the last dim, in float32.
 
@@ -41,7 +36,6 @@ def normalise(x: Array, scale: Array, bias: Array | None, *, centre: bool) -> Ar
     return y.astype(x.dtype)
 
 
-@partial(jax.jit, static_argnames=("activation",))
 def activate(activation: str, up: Array, gate: Array | None) -> Array:
     """The inner values of the feed-forward part.
 
@@ -59,7 +53,6 @@ def activate(activation: str, up: Array, gate: Array | None) -> Array:
     return function(up) if gate is None else function(gate) * up
 
 
-@partial(jax.jit, static_argnames=("theta",))
 def rotary(x: Array, *, theta: float) -> Array:
     """Turns pairs (i, i + head_dim/2) by an angle that grows with the position.
 
@@ -78,7 +71,6 @@ def rotary(x: Array, *, theta: float) -> Array:
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
-@partial(jax.jit, static_argnames=("causal",))
 def attend(
     query: Array, key: Array, value: Array, bias: Array | None = None, *, causal: bool
 ) -> Array:
@@ -129,7 +121,6 @@ def skew(by_distance: Array) -> Array:
     return padded.reshape(*outer, length + 1, length)[..., 1:, :]
 
 
-@partial(jax.jit, static_argnames=("length",))
 def relative_bias(table: Array, *, length: int) -> Array:
     """Score biases by head and distance (Raffel et al. 2020, T5, causal).
 
@@ -156,7 +147,6 @@ def relative_bias(table: Array, *, length: int) -> Array:
     return skew(jnp.broadcast_to(by_distance[None, :, None, :], shape))
 
 
-@partial(jax.jit, static_argnames=("length", "width", "dtype"))
 def sinusoids(*, length: int, width: int, dtype: str) -> Array:
     """Sines and cosines of the distances length - 1 down to 0: [length, width]."""
     distance = jnp.arange(length - 1, -1, -1, dtype=jnp.float32)
@@ -167,7 +157,6 @@ def sinusoids(*, length: int, width: int, dtype: str) -> Array:
     return waves[:, :width].astype(dtype)
 
 
-@jax.jit
 def distance_bias(query: Array, distance: Array) -> Array:
     """Scores of queries against encoded distances (Dai et al. 2019, Transformer-XL).
 
@@ -183,7 +172,6 @@ def distance_bias(query: Array, distance: Array) -> Array:
     return skew(scores.astype(jnp.float32))
 
 
-@jax.jit
 def cross_entropy(logits: Array, labels: Array) -> Array:
     """Mean cross entropy in float32; no gather, so classes may be sharded.
 

@@ -188,39 +188,38 @@ class Block(nnx.Module):
 
 
 def make_layers(config: StackConfig, rngs: nnx.Rngs) -> nnx.Module:
-    """The blocks: a list, or one block whose parameters have a leading dim."""
+    """The blocks: a list, or one block whose parameters have a leading dim.
 
+    The list is made by a jitted function, and `run_layers` runs it by another: both
+    are traced for the first block alone, so depth costs next to nothing.
+    """
 
-    def make(rngs: nnx.Rngs) -> Block:
+    def make_block(rngs: nnx.Rngs) -> Block:
         return Block(config, rngs=rngs)
 
     if not config.scan:
-        make = nnx.jit(make)
+        make = nnx.jit(make_block, graph=False)
         return nnx.List([make(rngs) for _ in range(config.layers)])
-    named = _layer_name(config)
-    stacked = nnx.vmap(make, in_axes=(0,), out_axes=0, transform_metadata=named)
-    return nnx.split_rngs(splits=config.layers)(stacked)(rngs)
+    name = _layer_name(config)
+    make = nnx.vmap(make_block, in_axes=(0,), out_axes=0, transform_metadata=name)
+    return nnx.split_rngs(splits=config.layers)(make)(rngs)
 
 
 def run_layers(layers: nnx.Module, x: Array, config: StackConfig) -> Array:
     """Sends [batch, length, d_model] through the blocks that `make_layers` made."""
 
-    def run(x: Array, layer: Block) -> Array:
+    def block(x: Array, layer: Block) -> Array:
         return layer(x)
 
     if config.remat == "full":
-        run = nnx.remat(run, prevent_cse=not config.scan, graph_updates=False)
+        block = nnx.remat(block, prevent_cse=not config.scan, graph=False)
     if config.scan:
-        scan = nnx.scan(
-            run,
-            in_axes=(nnx.Carry, 0),
-            out_axes=nnx.Carry,
-            graph_updates=False,
-            transform_metadata=_layer_name(config),
-        )
-        return scan(x, layers)
+        return nnx.scan(
+            block, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry, graph=False
+        )(x, layers)
+    block = nnx.jit(block, graph=False)
     for layer in layers:
-        x = run(x, layer)
+        x = block(x, layer)
     return x
 
 
