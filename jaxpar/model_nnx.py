@@ -79,6 +79,25 @@ def nnx_model(
     )
 
 
+class _Stream(nnx.RngStream):
+    """A random stream that replaces its count instead of updating it in place.
+
+    Flax's update in place asks tracers for their sharding, upon which JAX searches
+    everything traced so far: quadratic in the depth of the model.
+    """
+
+    def __call__(self) -> jax.Array:
+        count = self.count.get_value()
+        self.count.set_value(count + 1)
+        return jax.random.fold_in(self.key.get_value(), count)
+
+
+def _retype_streams(tree: Any, old: type, new: type) -> None:
+    for _, node in nnx.iter_graph(tree):
+        if type(node) is old:
+            object.__setattr__(node, "__class__", new)
+
+
 @dataclass(frozen=True)
 class _Functions:
     """What a `Model` needs beside `init`."""
@@ -89,14 +108,18 @@ class _Functions:
     how: str | None
 
     def merge(self, params: Tree, model_state: Tree, rngs: Tree) -> nnx.Module:
-        state = self.layout.join(params, model_state, rngs)
+        module = self._merge(params, model_state, rngs)
+        _retype_streams(module, _Stream, nnx.RngStream)
+        return module
+
+    def _merge(self, *parts: Tree) -> nnx.Module:
         with nnx.use_eager_sharding(False):
-            return nnx.merge(self.graphdef, state, copy=True)
+            return nnx.merge(self.graphdef, self.layout.join(*parts), copy=True)
 
     def loss(
         self, params: Tree, model_state: Tree, rngs: Tree, batch: Tree, step: Any
     ) -> tuple[jax.Array, Parts]:
-        module = self.merge(params, model_state, rngs)
+        module = self._merge(params, model_state, rngs)
         with nnx.use_eager_sharding(False):
             keys = None
             if self.how is not None:
@@ -113,6 +136,7 @@ def _take_apart(module: nnx.Module) -> tuple[Any, Tree, tuple[Any, ...] | None]:
     with user_code("taking the module apart"):
         module = nnx.clone(module)
         nnx.pop(module, nnx.Intermediate)
+        _retype_streams(module, nnx.RngStream, _Stream)
         graphdef, state = nnx.split(module)
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(state)):
         return graphdef, state, None
@@ -138,6 +162,7 @@ def _trace_constructor(
     def build(key: jax.Array) -> tuple[Any, Tree]:
         with nnx.use_eager_sharding(False):
             rngs = nnx.Rngs(key)
+            _retype_streams(rngs, nnx.RngStream, _Stream)
             with user_code("building the model"):
                 arguments = ((), {"rngs": rngs}) if by_keyword else ((rngs,), {})
                 module = constructor(*arguments[0], **arguments[1])

@@ -16,13 +16,17 @@ from jax.sharding import Mesh
 from jaxpar.rewrite import TRANSPARENT, Site, rewrite
 from jaxpar.sharding import Spec
 
-SIZES = {"data": 2, "model": 4}
+SIZES = {"data": 2, "model": 2}
 WIDTH, HEADS, BATCH, LENGTH = 16, 4, 8, 8
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
 
 
 @pytest.fixture(scope="module")
 def mesh() -> Mesh:
-    return Mesh(np.array(jax.devices()).reshape(2, 4), tuple(SIZES))
+    return Mesh(np.array(jax.devices()[:4]).reshape(2, 2), tuple(SIZES))
 
 
 # ---- places
@@ -64,13 +68,13 @@ def random_spec(shape: tuple[int, ...], rng: random.Random) -> Spec:
 
 
 def random_constraints(jaxpr: Jaxpr, seed: int) -> dict[Site, tuple[Spec, ...]]:
-    """Every float constrained where it is made, one use in four besides."""
+    """Half of all floats constrained where they are made, some of their uses too."""
     rng = random.Random(seed)
     return {
         site: tuple(random_spec(aval.shape, rng) for _ in range(rng.choice((1, 1, 2))))
         for site, aval in all_sites(jaxpr)
         if aval.ndim and jnp.issubdtype(aval.dtype, jnp.floating)
-        if site.when != "before" or rng.random() < 0.25
+        if rng.random() < (0.1 if site.when == "before" else 0.5)
     }
 
 
@@ -79,47 +83,40 @@ def random_constraints(jaxpr: Jaxpr, seed: int) -> dict[Site, tuple[Spec, ...]]:
 
 class Block(nnx.Module):
     def __init__(self, rngs: nnx.Rngs, rate: float = 0.0):
-        self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)
         self.qkv = nnx.Linear(WIDTH, 3 * WIDTH, use_bias=False, rngs=rngs)
         self.out = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
-        self.up = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs)
-        self.down = nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
         self.drop = nnx.Dropout(rate, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        heads = self.qkv(self.norm(x)).reshape(*x.shape[:2], 3, HEADS, -1)
+        heads = self.qkv(x).reshape(*x.shape[:2], 3, HEADS, -1)
         q, k, v = (heads[:, :, i] for i in range(3))
         weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
         mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape)
-        x = x + self.drop(self.out(mixed))
-        return x + self.drop(self.down(nnx.gelu(self.up(x))))
+        return x + self.drop(nnx.gelu(self.out(mixed)))
 
 
-class Stack(nnx.Module):
-    """Two blocks, one after another, or scanned; rematerialised or not."""
-
-    def __init__(
-        self, rngs: nnx.Rngs, scan: bool = False, remat: bool = False, rate: float = 0.0
-    ):
-        make = lambda rngs: Block(rngs, rate)
-        if scan:
-            split = nnx.split_rngs(splits=2)
-            self.blocks = split(nnx.vmap(make, in_axes=0, out_axes=0))(rngs)
-        else:
-            self.blocks = nnx.List([make(rngs) for _ in range(2)])
-        self.scan, self.remat = scan, remat
+class Unrolled(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.block = Block(rngs)
         self.head = nnx.Linear(WIDTH, 4, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        run = lambda block, x: block(x)
-        run = nnx.remat(run) if self.remat else run
-        if self.scan:
-            step = nnx.scan(lambda x, block: run(block, x), in_axes=(nnx.Carry, 0),
-                            out_axes=nnx.Carry)  # fmt: skip
-            return self.head(step(x, self.blocks))
-        for block in self.blocks:
-            x = run(block, x)
-        return self.head(x)
+        return self.head(self.block(x))
+
+
+class Scanned(nnx.Module):
+    """Two blocks of one stack, rematerialised."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        make = nnx.vmap(lambda rngs: Block(rngs, 0.5), in_axes=0, out_axes=0)
+        self.blocks = nnx.split_rngs(splits=2)(make)(rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        run = nnx.remat(lambda block, x: block(x))
+        step = nnx.scan(
+            lambda x, block: run(block, x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry
+        )
+        return step(x, self.blocks)
 
 
 class Conv(nnx.Module):
@@ -184,15 +181,9 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
         ),
         *(8, 16),
     ),
-    "unrolled": lambda: nnx_program(Stack, *SEQUENCE),
-    "scan": lambda: nnx_program(lambda r: Stack(r, scan=True), *SEQUENCE),
-    "remat and dropout": lambda: nnx_program(
-        lambda r: Stack(r, remat=True, rate=0.5), *SEQUENCE
-    ),
-    "scan, remat, dropout": lambda: nnx_program(
-        lambda r: Stack(r, scan=True, remat=True, rate=0.5), *SEQUENCE
-    ),
-    "convolution": lambda: nnx_program(Conv, 8, 8, 8, 4),
+    "attention": lambda: nnx_program(Unrolled, *SEQUENCE),
+    "scan, remat, dropout": lambda: nnx_program(Scanned, *SEQUENCE),
+    "convolution": lambda: nnx_program(Conv, 8, 4, 4, 4),
     "custom derivatives": custom_program,
     "cond and while": control_program,
 }
@@ -223,12 +214,13 @@ def test_numerics_survive_any_constraints(name: str, mesh: Mesh) -> None:
     constraints = random_constraints(closed.jaxpr, seed=len(name))
     rewritten = rewrite(closed, constraints, mesh)
     check_jaxpr(rewritten.jaxpr)
-    derive = lambda jaxpr: jax.jit(
-        jax.value_and_grad(as_function(jaxpr), has_aux=True)
-    )(*args)
-    for found, wanted in zip(
-        numbers(derive(rewritten)), numbers(derive(closed)), strict=True
-    ):
+
+    def derive(jaxpr: ClosedJaxpr) -> list[np.ndarray]:
+        gradient = jax.value_and_grad(as_function(jaxpr), has_aux=True)
+        compiled = jax.jit(gradient).lower(*args).compile(compiler_options=QUICK)
+        return numbers(compiled(*args))
+
+    for found, wanted in zip(derive(rewritten), derive(closed), strict=True):
         scale = max(1e-6, np.abs(wanted).max(initial=0.0))
         np.testing.assert_allclose(found / scale, wanted / scale, atol=1e-5)
 
@@ -369,7 +361,7 @@ def test_the_callers_mesh_does_not_leak_in(mesh: Mesh) -> None:
         (Site(((0, "call_jaxpr", 0),), 0, 0, "after"), ROWS, "opaque"),
         (Site((), 0, 0, "after"), (("data",), ("data",)), "does not fit"),
         (Site((), 0, 0, "after"), (("stage",), ()), "does not fit"),
-        (Site((), -1, 0, "input"), ((), ("model",)), "does not fit"),
+        (Site((), -1, 0, "input"), ((), ("data", "model")), "does not fit"),
         (Site((), -1, 0, "input"), (("data",),), "shorter|does not fit"),
     ],
 )

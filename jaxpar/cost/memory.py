@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from jaxpar.cost.operators import local_bytes
 from jaxpar.cost.problem import MeshProblem
 from jaxpar.sharding import shards
-from jaxpar.strategy import LeafStrategy, Strategy
+from jaxpar.strategy import Strategy, spec_of
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,18 @@ def memory_of(problem: MeshProblem, choice: Sequence[int]) -> Memory:
     )
 
 
-def _working_bytes(
-    problem: MeshProblem, i: int, strategy: Strategy | LeafStrategy
-) -> float:
-    """What one operator holds while it runs, its cotangents included."""
-    op = problem.graph.operators[i]
-    if isinstance(strategy, LeafStrategy) or op.kind == "view":
+def _working_bytes(problem: MeshProblem, i: int, strategy: Strategy) -> float:
+    """What one operator holds while it runs, its cotangents included.
+
+    Weights and their gradients are counted elsewhere.
+    """
+    graph, op = problem.graph, problem.graph.operators[i]
+    if op.kind == "view":
         return 0.0
-    held = local_bytes(problem.graph, op, strategy, problem.rates.sizes)
+    held = local_bytes(graph, op, strategy, problem.rates.sizes)
+    for operand in op.operands:
+        tensor = graph.tensors[operand.uses[0].tensor]
+        if tensor.leaf is not None and graph.leaves[tensor.leaf].role != "batch":
+            cut = shards(spec_of(operand.dims, strategy), problem.rates.sizes)
+            held -= tensor.bytes / cut
     return held * (2.0 if problem.training and op.active else 1.0)

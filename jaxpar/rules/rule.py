@@ -106,6 +106,11 @@ def has_rule(primitive: str) -> bool:
     return primitive in _RULES
 
 
+def known_primitives() -> frozenset[str]:
+    """Names of all primitives that have a factor rule."""
+    return frozenset(_RULES)
+
+
 def rule_for(
     primitive: str,
     operands: tuple[ArrayType, ...],
@@ -116,13 +121,41 @@ def rule_for(
     """The factor rule of one operator.
 
     Raises:
-        RuleError: if the primitive has no rule; names it and where it was met.
+        RuleError: if the primitive has no rule, or one that contradicts the shapes;
+            names the primitive and where it was met.
     """
+    place = f" at {where}" if where else ""
     if primitive not in _RULES:
         shapes = ", ".join(f"{o.dtype}{list(o.shape)}" for o in operands)
         raise RuleError(
-            f"primitive {primitive!r} ({shapes}){f' at {where}' if where else ''} "
+            f"primitive {primitive!r} ({shapes}){place} "
             "has no factor rule, so its layout cannot be priced",
             hint=f"register one: @jaxpar.factor_rule({primitive!r}); see its docstring",
         )
-    return _RULES[primitive](operands, results, params)
+    rule = _RULES[primitive](operands, results, params)
+    for side, types, dims in (
+        ("operands", operands, rule.operands),
+        ("results", results, rule.results),
+    ):
+        shapes = tuple(array.shape for array in types)
+        if not _fit(shapes, dims, rule.factors):
+            raise RuleError(
+                f"the factor rule of primitive {primitive!r}{place} gives its {side} "
+                f"of shapes {shapes} the dims {dims} over {rule.factors}",
+                hint="one factor or None per dim, whose size divides that of the dim",
+            )
+    return rule
+
+
+def _fit(
+    shapes: tuple[tuple[int, ...], ...],
+    dims: tuple[Dims, ...],
+    factors: tuple[Factor, ...],
+) -> bool:
+    """Whether every dim has an entry, whose factor divides its size."""
+    same_ranks = [len(shape) for shape in shapes] == [len(entry) for entry in dims]
+    return same_ranks and all(
+        f is None or n % factors[f].size == 0
+        for shape, entry in zip(shapes, dims, strict=True)
+        for n, f in zip(shape, entry, strict=True)
+    )

@@ -215,7 +215,7 @@ class Contraction:
     @cached_property
     def dynamic(self) -> list[bool]:
         """Which tables depend on bytes, and so change with their price."""
-        moving = [m.size > 1 and m.max() > m.min() for m in self.network.memory]
+        moving = [bool(m.any()) for m in self.network.extra]
         moving += [False] * len(self.schedule.edges)
         for step in self.schedule.steps:
             moving.append(any(moving[number] for number in step.inputs))

@@ -24,6 +24,13 @@ from jaxpar.search.problem import (
 from jaxpar.search.shrink import CHEAP, shrink
 
 
+FIRST_PRICES = 4
+"""Prices tried before choices are struck out for the first time."""
+
+WORTHWHILE = 0.8
+"""Share of the choices that has to go at least before a new contraction pays."""
+
+
 @register_method("elimination")
 def eliminate(
     problem: SearchProblem,
@@ -124,12 +131,23 @@ class _Elimination:
                 self._integer_program(network)
             return
         contraction = Contraction(network, make_schedule(network, order))
-        dual = ascend(contraction, self.incumbent)
-        self.stats["prices"] = dual.rounds
-        self.bound = max(self.bound, dual.lower_bound_s)
-        if self._done() or self.incumbent.choice is None:
-            return
-        frontier = Frontier(contraction, dual.price, self.incumbent, self.most_labels)
+        dual = ascend(contraction, self.incumbent, rounds=FIRST_PRICES)
+        while True:
+            self.stats["prices"] = dual.rounds
+            self.bound = max(self.bound, dual.lower_bound_s)
+            if self._done() or self.incumbent.choice is None:
+                return
+            frontier = Frontier(
+                contraction, dual.price, self.incumbent, self.most_labels
+            )
+            left = restrict(network, frontier.below(self.incumbent.objective_s))
+            few = left.candidates < WORTHWHILE * network.candidates
+            if dual.best and not few:
+                break
+            if few:
+                network, order = left, find_order(left.sizes, left.neighbours)
+                contraction = Contraction(network, make_schedule(network, order))
+            dual = ascend(contraction, self.incumbent, start=dual)
         self.bound = max(self.bound, frontier.close(self.relative_gap, self.until))
         self.stats["labels"] = frontier.labels
         if not self._done():

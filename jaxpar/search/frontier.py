@@ -13,11 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpar.search.contraction import Contraction, Step, join
+from jaxpar.search.contraction import Contraction, join
 from jaxpar.search.problem import CERTAIN, Incumbent
 
 ROUNDING = 1e-12
 """Labels whose seconds differ by less than this share of the plan's are equal."""
+
+
+FIRST_SHARE = 64
+"""The first threshold is this share of the gap above the bound."""
 
 
 class TooManyLabels(Exception):
@@ -53,6 +57,27 @@ class Labels:
         )
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """The joined entries of one step that a better plan may use.
+
+    Attributes:
+        joined: Flat entry of the joined table, (K, *scope).
+        entry: Flat entry of the resulting table, (*scope).
+        surplus: What the best plan with this entry costs above the best plan.
+        excess: What the entry costs above the least of its resulting entry.
+        memory: Bytes of its choice of the step's variable, above the least.
+        children: Per labelled input, the flat entry of that table.
+    """
+
+    joined: np.ndarray
+    entry: np.ndarray
+    surplus: np.ndarray
+    excess: np.ndarray
+    memory: np.ndarray
+    children: tuple[np.ndarray, ...]
+
+
 class Frontier:
     """Labels over the tables that `ascend` left in a contraction.
 
@@ -60,7 +85,7 @@ class Frontier:
         contraction: Run at `price`.
         price: Seconds per byte.
         incumbent: Holds a plan; better ones are offered to it.
-        cap: Most labels of one step before `TooManyLabels` is raised.
+        cap: Most labels of one step.
     """
 
     def __init__(
@@ -73,22 +98,17 @@ class Frontier:
         self.labels = 0
         network = contraction.network
         limit = incumbent.problem.memory_limit_bytes
-        least = math.fsum(float(m.min()) for m in network.memory)
-        self._spare = limit * (1 + 1e-14) - least
+        self._spare = limit * (1 + 1e-14) - network.least_bytes
         settled = [
             float(u[0])
-            for u, k in zip(network.priced(price), network.sizes, strict=True)
-            if k == 1
+            for u, size in zip(network.unary, network.sizes, strict=True)
+            if size == 1
         ]
         roots = [float(contraction.tables[r]) for r in contraction.schedule.roots]
-        self.lower_bound_s = (
-            math.fsum([*settled, *roots, incumbent.problem.constant_s]) - price * limit
-        )
-        self._surplus = self._surpluses()
-
-    def _surpluses(self) -> list[np.ndarray]:
-        """Per step, what each joined entry costs above the best plan, flat."""
-        return [b.ravel() - b.min() for b in self.contraction.beliefs()]
+        self.lower_bound_s = math.fsum(
+            [*settled, *roots, incumbent.problem.constant_s]
+        ) - price * (limit - network.least_bytes)
+        self._surplus = [b - b.min() for b in contraction.beliefs()]
 
     def below(self, seconds: float) -> dict[int, np.ndarray]:
         """Masks of the choices that some plan below a cost may use."""
@@ -96,8 +116,10 @@ class Frontier:
         masks = {}
         steps = self.contraction.schedule.steps
         for step, surplus in zip(steps, self._surplus, strict=True):
-            size = self.contraction.network.sizes[step.variable]
-            masks[step.variable] = surplus.reshape(size, -1).min(axis=1) <= allowed
+            flat = surplus.reshape(surplus.shape[0], -1)
+            mask = np.minimum.reduce(flat, axis=1) <= allowed
+            if not mask.all():
+                masks[step.variable] = mask
         return masks
 
     def close(self, relative_gap: float, until: float) -> float:
@@ -108,34 +130,71 @@ class Frontier:
             until: Reading of `time.perf_counter` at which to stop.
 
         Returns:
-            The new lower bound in seconds.
+            The new lower bound in seconds; short of the incumbent where the labels
+            outgrew the cap, or time ran out.
         """
         best, bound = self.incumbent, self.lower_bound_s
-        width = (best.objective_s - bound) / 64
+        width = (best.objective_s - bound) / FIRST_SHARE
         tolerance = max(CERTAIN, relative_gap)
+        rows = self._rows(best.objective_s - bound)
         while time.perf_counter() < until:
             highest = best.objective_s - CERTAIN / 2 * abs(best.objective_s)
             if bound >= best.objective_s - tolerance * abs(best.objective_s):
                 break
             aim = min(bound + width, highest)
             try:
-                self._search(aim - self.lower_bound_s)
+                self._search(rows, aim - self.lower_bound_s)
             except TooManyLabels:
                 break
             bound, width = aim, 4 * width
         return min(bound, best.objective_s)
 
-    def _search(self, allowed: float) -> None:
+    def _rows(self, allowed: float) -> dict[int, _Rows]:
+        """Per labelled table, the entries to look at."""
+        contraction, tables = self.contraction, self.contraction.tables
+        first = contraction.schedule.first_result
+        found: dict[int, _Rows] = {}
+        steps = contraction.schedule.steps
+        for number, (step, surplus) in enumerate(
+            zip(steps, self._surplus, strict=True), first
+        ):
+            if not contraction.dynamic[number]:
+                continue
+            joined = np.flatnonzero(surplus <= allowed)
+            result = tables[number].ravel()
+            entry = joined % result.size
+            excess = join(step, tables).ravel()[joined] - result[entry]
+            children = []
+            for child, shape in zip(step.inputs, step.shapes, strict=True):
+                if child in found:
+                    entries = np.arange(tables[child].size).reshape(shape)
+                    entries = np.broadcast_to(entries, surplus.shape).ravel()
+                    children.append(entries[joined])
+            extra = contraction.network.extra[step.variable]
+            found[number] = _Rows(
+                joined,
+                entry,
+                surplus.ravel()[joined],
+                excess,
+                extra[joined // result.size],
+                tuple(children),
+            )
+        return found
+
+    def _search(self, rows: dict[int, _Rows], allowed: float) -> None:
         """Offers the best of all plans within `allowed` of the lower bound."""
         contraction = self.contraction
         schedule = contraction.schedule
         found: dict[int, Labels] = {}
-        for place, step in enumerate(schedule.steps):
-            number = schedule.first_result + place
-            if contraction.dynamic[number]:
-                found[number] = self._extend(place, step, found, allowed)
-                if not found[number].entry.size:
+        for number, step in enumerate(schedule.steps, schedule.first_result):
+            if number in rows:
+                children = [found[n] for n in step.inputs if n in found]
+                labels = self._extend(rows[number], children, allowed)
+                if not labels.entry.size:
                     return
+                best = self._pareto(labels.entry, labels.excess, labels.memory)
+                found[number] = labels.take(best)
+                self.labels += found[number].entry.size
         roots = [r for r in schedule.roots if r in found]
         parents = self._combine_roots(found, roots, allowed)
         if parents is not None:
@@ -144,51 +203,49 @@ class Frontier:
             self.incumbent.offer(contraction.network.original(choice))
 
     def _extend(
-        self, place: int, step: Step, found: dict[int, Labels], allowed: float
+        self, rows: _Rows, children: list[Labels], allowed: float
     ) -> Labels:
-        network, tables = self.contraction.network, self.contraction.tables
-        surplus = self._surplus[place]
-        rows = np.flatnonzero(surplus <= allowed)
-        result = tables[self.contraction.schedule.first_result + place]
-        size = result.size
-        own = network.memory[step.variable]
-        joined = rows
-        memory = (own - own.min())[rows // size]
-        excess = np.zeros(rows.size)
-        parents: tuple[np.ndarray, ...] = ()
-        for number, shape in zip(step.inputs, step.shapes, strict=True):
-            if number not in found:
-                continue
-            child = found[number]
-            entries = np.arange(tables[number].size).reshape(shape)
-            entries = np.broadcast_to(entries, (own.size, *result.shape)).ravel()
-            old, new = _pair(entries[joined], child.entry, self.cap)
+        """All ways to join labels of the inputs."""
+        row = np.flatnonzero(rows.surplus <= allowed)
+        memory = rows.memory[row]
+        excess = np.zeros(row.size)
+        parents: list[np.ndarray] = []
+        for child, entries in zip(children, rows.children, strict=True):
+            old, new = _pair(entries[row], child.entry, self.cap)
             excess = excess[old] + child.excess[new]
             memory = memory[old] + child.memory[new]
-            fits = surplus[joined[old]] + excess <= allowed
+            fits = rows.surplus[row[old]] + excess <= allowed
             fits &= memory <= self._spare
-            old, new, excess, memory = old[fits], new[fits], excess[fits], memory[fits]
-            joined = joined[old]
-            parents = (*[p[old] for p in parents], new)
-        local = join(step, tables).ravel()[joined] - result.ravel()[joined % size]
-        labels = Labels(joined % size, excess + local, memory, joined, parents)
-        labels = self._pareto(labels)
-        self.labels += labels.entry.size
-        return labels
+            best = np.flatnonzero(fits)
+            if len(children) > 1:
+                best = best[self._pareto(row[old[best]], excess[best], memory[best])]
+            old, excess, memory = old[best], excess[best], memory[best]
+            row = row[old]
+            parents = [p[old] for p in parents] + [new[best]]
+        return Labels(
+            rows.entry[row],
+            excess + rows.excess[row],
+            memory,
+            rows.joined[row],
+            tuple(parents),
+        )
 
-    def _pareto(self, labels: Labels) -> Labels:
-        """Drops labels that another of the same entry beats in seconds and bytes."""
-        seconds = labels.excess - self.price * labels.memory
+    def _pareto(
+        self, group: np.ndarray, excess: np.ndarray, memory: np.ndarray
+    ) -> np.ndarray:
+        """Labels that no other of their group beats in seconds and bytes.
+
+        Returns their positions, sorted by group, then bytes.
+        """
         unit = ROUNDING * abs(self.incumbent.objective_s) or 1.0
-        ticks = np.unique(np.rint(seconds / unit), return_inverse=True)[1]
-        order = np.lexsort((ticks, labels.memory, labels.entry))
-        ticks, entry = ticks[order], labels.entry[order]
-        # Later entries get lower keys, so one running minimum serves all of them.
-        keys = ticks - entry * (ticks.size + 1)
-        ahead = np.minimum.accumulate(keys)
-        keep = np.ones(keys.size, dtype=bool)
-        keep[1:] = keys[1:] < ahead[:-1]
-        return labels.take(order[keep])
+        seconds = np.rint((excess - self.price * memory) / unit)
+        order = np.lexsort((seconds, memory, group))
+        seconds, group = seconds[order], group[order]
+        # Groups get falling offsets, so that one running minimum serves all of them.
+        ticks = np.unique(seconds, return_inverse=True)[1] - group * (group.size + 1)
+        keep = np.ones(ticks.size, dtype=bool)
+        keep[1:] = ticks[1:] < np.minimum.accumulate(ticks)[:-1]
+        return order[keep]
 
     def _combine_roots(
         self, found: dict[int, Labels], roots: list[int], allowed: float
@@ -202,9 +259,10 @@ class Frontier:
             old, new = _pair(everything, child.entry, self.cap)
             excess = excess[old] + child.excess[new]
             memory = memory[old] + child.memory[new]
-            fits = (excess <= allowed) & (memory <= self._spare)
-            excess, memory = excess[fits], memory[fits]
-            parents = [p[old[fits]] for p in parents] + [new[fits]]
+            best = np.flatnonzero((excess <= allowed) & (memory <= self._spare))
+            best = best[self._pareto(everything[old[best]], excess[best], memory[best])]
+            excess, memory = excess[best], memory[best]
+            parents = [p[old[best]] for p in parents] + [new[best]]
         if not excess.size:
             return None
         best = int((excess - self.price * memory).argmin())

@@ -172,9 +172,8 @@ class IntegerProgram:
 
     def _memory_row(self) -> LinearConstraint:
         """Bytes above each variable's least, scaled so that the limit is SCALE."""
-        memory = self.network.memory
-        extra = np.concatenate([m - m.min() for m in memory])
-        spare = self.limit_bytes - math.fsum(float(m.min()) for m in memory)
+        extra = np.concatenate(self.network.extra)
+        spare = self.limit_bytes - self.network.least_bytes
         unit = SCALE / max(abs(spare), extra.max(initial=0.0) / 100, 1e-300)
         row = np.zeros((1, self.columns))
         row[0, : self._choices] = extra * unit

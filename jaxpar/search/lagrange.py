@@ -23,6 +23,10 @@ WIDE = 1e8
 """Joined entries above which forbidden pairs go to the integer program."""
 
 
+Point = tuple[float, float]
+"""Seconds and bytes of a plan."""
+
+
 @dataclass(frozen=True)
 class Dual:
     """Where the price of bytes ended.
@@ -31,11 +35,15 @@ class Dual:
         price: Seconds per byte; 0 where the cheapest plan fits.
         lower_bound_s: No plan of the network within the limit costs less.
         rounds: Prices tried.
+        over: The last plan that does not fit, or None where the cheapest plan fits.
+        best: Whether no other price gives a higher bound.
     """
 
     price: float
     lower_bound_s: float
     rounds: int
+    over: Point | None = None
+    best: bool = True
 
 
 def least_memory(network: Network, time_limit_s: float = 60.0) -> list[int] | None:
@@ -57,40 +65,60 @@ def least_memory(network: Network, time_limit_s: float = 60.0) -> list[int] | No
     return contraction.assignment()
 
 
-def ascend(contraction: Contraction, incumbent: Incumbent) -> Dual:
-    """Finds the best price; every plan met on the way is offered to the incumbent.
-
-    Afterwards the tables of the contraction are those of the best price. The bound
-    is inf if no plan of the network is allowed.
-    """
-    network = contraction.network
-    limit = incumbent.problem.memory_limit_bytes
-
-    def cheapest(price: float) -> tuple[float, float]:
-        contraction.run(network.priced(price))
-        return incumbent.offer(network.original(contraction.assignment()))
-
-    over = cheapest(0.0)
-    if over[0] == math.inf or incumbent.problem.fits(over[1]):
-        return Dual(0.0, over[0], 1)
+def _fitting(network: Network, incumbent: Incumbent) -> Point | None:
+    """A plan within the limit, the one of least bytes if need be."""
     if incumbent.choice is None:
         smallest = least_memory(network)
         if smallest is not None:
             incumbent.offer(network.original(smallest))
-        if incumbent.choice is None:
-            return Dual(0.0, math.inf, 1)
-    price, bound, rounds = 0.0, over[0], 1
-    fits = (incumbent.objective_s, incumbent.memory_bytes)
-    while rounds < ROUNDS and fits[0] > over[0]:
+    if incumbent.choice is None:
+        return None
+    return incumbent.objective_s, incumbent.memory_bytes
+
+
+def ascend(
+    contraction: Contraction,
+    incumbent: Incumbent,
+    rounds: int = ROUNDS,
+    start: Dual | None = None,
+) -> Dual:
+    """Finds the best price; every plan met on the way is offered to the incumbent.
+
+    Afterwards the tables of the contraction are those of the price. The bound is
+    inf if no plan of the network is allowed.
+
+    Args:
+        contraction: Of the network to solve.
+        incumbent: Its plan, if any, is where the price starts from.
+        rounds: Prices to try at most, those of `start` included.
+        start: Where an earlier ascent, over more choices, broke off.
+    """
+    network, problem = contraction.network, incumbent.problem
+    limit = problem.memory_limit_bytes
+
+    def cheapest(price: float) -> Point:
+        contraction.run(network.priced(price))
+        return incumbent.offer(network.original(contraction.assignment()))
+
+    over = cheapest(0.0) if start is None or start.over is None else start.over
+    if over[0] == math.inf or problem.fits(over[1]):
+        return Dual(0.0, over[0], 1)
+    price, bound, tried = 0.0, over[0], 1
+    if start is not None:
+        price, bound, tried = start.price, start.lower_bound_s, start.rounds
+    fits = _fitting(network, incumbent)
+    if fits is None:
+        return Dual(0.0, math.inf, 1)
+    while tried < rounds and fits[0] > over[0]:
         price = (fits[0] - over[0]) / (over[1] - fits[1])
         seconds, memory = cheapest(price)
-        rounds += 1
+        tried += 1
         value = seconds + price * (memory - limit)
         bound = max(bound, value)
         if value >= over[0] + price * (over[1] - limit) - 1e-12 * abs(value):
-            break
-        if incumbent.problem.fits(memory):
+            return Dual(price, bound, tried, over)
+        if problem.fits(memory):
             fits = (seconds, memory)
         else:
             over = (seconds, memory)
-    return Dual(price, bound, rounds)
+    return Dual(price, bound, tried, over, best=False)

@@ -54,11 +54,21 @@ class Network:
             near[j].add(i)
         return near
 
+    @cached_property
+    def extra(self) -> tuple[np.ndarray, ...]:
+        """Per variable, bytes per choice above the least of its choices, shape (K,)."""
+        return tuple(m - m.min() for m in self.memory)
+
+    @cached_property
+    def least_bytes(self) -> float:
+        """Sum over the variables of the least bytes of their choices."""
+        return math.fsum(float(m.min()) for m in self.memory)
+
     def priced(self, price: float) -> list[np.ndarray]:
-        """Unary seconds plus `price` (seconds per byte) times bytes."""
+        """Unary seconds plus `price` (seconds per byte) times `extra`."""
         if not price:
             return list(self.unary)
-        return [u + price * m for u, m in zip(self.unary, self.memory, strict=True)]
+        return [u + price * m for u, m in zip(self.unary, self.extra, strict=True)]
 
     def table(self, row: int, column: int) -> np.ndarray:
         """Seconds of an edge, shape (K_row, K_column)."""
@@ -169,10 +179,9 @@ def _allowed(network: Network, limit_bytes: float) -> dict[int, np.ndarray]:
         forbid(i, table.min(axis=1) == math.inf)
         forbid(j, table.min(axis=0) == math.inf)
     if math.isfinite(limit_bytes):
-        least = [m.min() for m in network.memory]
-        spare = limit_bytes * (1 + 1e-12) - math.fsum(least)
-        for v, (memory, own) in enumerate(zip(network.memory, least, strict=True)):
-            forbid(v, memory - own > spare)
+        spare = limit_bytes * (1 + 1e-12) - network.least_bytes
+        for v, extra in enumerate(network.extra):
+            forbid(v, extra > spare)
     return masks
 
 

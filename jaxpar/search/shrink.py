@@ -117,7 +117,8 @@ class _Shrinking:
         problem = self.incumbent.problem
         offset = problem.constant_s
         if self.price:
-            offset -= self.price * problem.memory_limit_bytes
+            spare = problem.memory_limit_bytes - self.network.least_bytes
+            offset -= self.price * spare
         self.lower_bound_s = max(self.lower_bound_s, last.lower_bound_s + offset)
         choice = self._passing.decode()
         self.incumbent.offer(self.network.original(choice))
