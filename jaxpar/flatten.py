@@ -33,8 +33,9 @@ class FlatEquation:
         params: Its parameters.
         operands: Tensor ids, or None for a literal.
         results: Tensor ids.
-        before: Per operand, where a constraint on that use alone goes, or None.
-        after: Per result, where a constraint on the value goes, or None.
+        place: Path and index of the equation in the traced jaxpr, if it can be
+            edited there.
+        edges: Where it cannot: places for its operands and results, or None.
         executions: Of one forward pass.
         region: Equations of different regions never cluster.
         recomputed: Whether a checkpoint makes it run again in the backward pass.
@@ -44,12 +45,24 @@ class FlatEquation:
     params: Mapping[str, Any]
     operands: tuple[int | None, ...]
     results: tuple[int, ...]
-    before: tuple[Address | None, ...]
-    after: tuple[Address | None, ...]
+    place: tuple[Path, int] | None = None
+    edges: tuple[tuple[Address | None, ...], tuple[Address | None, ...]] = ((), ())
     executions: int = 1
     region: int = 0
     recomputed: bool = False
     literals: tuple[Any, ...] = ()
+
+    def before(self, slot: int) -> Address | None:
+        """Where a constraint on one operand alone goes."""
+        if self.place is not None:
+            return (*self.place, slot, "before")
+        return self.edges[0][slot] if self.edges[0] else None
+
+    def after(self, slot: int) -> Address | None:
+        """Where a constraint on a result goes."""
+        if self.place is not None:
+            return (*self.place, slot, "after")
+        return self.edges[1][slot] if self.edges[1] else None
 
 
 @dataclass
@@ -139,25 +152,22 @@ class _Walk:
         results = tuple(self.new(v.aval) for v in eqn.outvars)
         for var, tensor in zip(eqn.outvars, results, strict=True):
             env[var] = tensor
-        if scope.opaque is None:
-            before = tuple(
-                (scope.path, index, i, "before") for i in range(len(eqn.invars))
+        place = (scope.path, index) if scope.opaque is None else None
+        edges: Any = ((), ())
+        if scope.opaque is not None:
+            at = scope.opaque.get
+            edges = (
+                tuple(None if isinstance(v, Literal) else at(v) for v in eqn.invars),
+                tuple(at(v) for v in eqn.outvars),
             )
-            after = tuple((scope.path, index, i, "after") for i in range(len(results)))
-        else:
-            known = scope.opaque
-            before = tuple(
-                None if isinstance(v, Literal) else known.get(v) for v in eqn.invars
-            )
-            after = tuple(known.get(v) for v in eqn.outvars)
         self.program.equations.append(
             FlatEquation(
                 eqn.primitive.name,
                 eqn.params,
                 tuple(self.read(env, a) for a in eqn.invars),
                 results,
-                before,
-                after,
+                place,
+                edges,
                 scope.executions,
                 scope.region,
                 scope.recomputed,
@@ -180,8 +190,8 @@ class _Walk:
                 params,
                 tuple(operands),
                 (result,),
-                (None,) * len(operands),
-                (site,),
+                None,
+                ((None,) * len(operands), (site,)),
                 scope.executions,
                 scope.region,
                 scope.recomputed,
@@ -352,7 +362,7 @@ def _alias_stacked_inputs(program: FlatProgram) -> None:
         found = readers.get(tensor, [])
         if len(found) == 1 and found[0].primitive == "unstack" and tensor not in kept:
             program.stacked[tensor] = found[0].results[0]
-            program.input_sites[tensor] = found[0].after[0] or ((), -1, 0, "input")
+            program.input_sites[tensor] = found[0].after(0) or ((), -1, 0, "input")
             aliased.add(id(found[0]))
     program.equations = [e for e in program.equations if id(e) not in aliased]
 

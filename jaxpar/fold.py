@@ -98,8 +98,8 @@ def _free(program: FlatProgram) -> tuple[set[int], set[str]]:
         for t in range(len(program.types))
         if t not in inputs and not program.types[t].shape
     }
-    written = {t for e in program.equations for t in e.results}
-    free |= {t for t in range(len(program.types)) if t not in written | inputs}
+    made = inputs | {t for e in program.equations for t in e.results}
+    free |= set(range(len(program.types))) - made
     free |= {t for t in inputs if not program.types[t].shape}
     primitives: set[str] = set()
     for eqn in program.equations:

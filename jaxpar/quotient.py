@@ -111,11 +111,11 @@ def _node(
         _rule(eqn, program.types),
         reads,
         tuple(
-            tuple(dict.fromkeys(a for e in equal if (a := e.before[slot])))
+            tuple(dict.fromkeys(a for e in equal if (a := e.before(slot))))
             for slot in range(len(eqn.operands))
         ),
         tuple(
-            tuple(dict.fromkeys(a for e in equal if (a := e.after[slot])))
+            tuple(dict.fromkeys(a for e in equal if (a := e.after(slot))))
             for slot in range(len(eqn.results))
         ),
         eqn.executions * len(indices),

@@ -52,12 +52,12 @@ class Bound:
 def bound(case: Case) -> Bound:
     """Evaluates a call up to the equation under test, which it returns."""
     closed = jax.make_jaxpr(case.call)(*case.inputs)
-    values = dict(zip(closed.jaxpr.invars, case.inputs, strict=True))
-    values |= dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    values: dict[Any, Any] = dict(zip(closed.jaxpr.invars, case.inputs, strict=True))
+    values |= zip(closed.jaxpr.constvars, closed.consts, strict=True)
 
     def read(eqn: JaxprEqn) -> tuple[Any, ...]:
         return tuple(
-            jnp.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else values[v]
+            _array(v.val if isinstance(v, Literal) else values[v], v.aval.dtype)
             for v in eqn.invars
         )
 
@@ -66,8 +66,15 @@ def bound(case: Case) -> Bound:
             return Bound(eqn, read(eqn), rule_of(eqn))
         found = eqn.primitive.bind(*read(eqn), **eqn.params)
         results = found if eqn.primitive.multiple_results else [found]
-        values |= dict(zip(eqn.outvars, results, strict=True))
+        values |= zip(eqn.outvars, results, strict=True)
     raise ValueError(f"{case.name} not in {closed}")
+
+
+def _array(value: Any, dtype: Any) -> Any:
+    """A NumPy array, which is cut without a compiler; keys stay what they are."""
+    return value if jnp.issubdtype(dtype, jax.dtypes.extended) else np.asarray(
+        value, dtype
+    )
 
 
 def rule_of(eqn: JaxprEqn) -> FactorRule:
@@ -112,7 +119,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "not": lax.bitwise_not,
     "xor": lax.bitwise_xor,
     "integer_pow": lambda x: lax.integer_pow(x, 3),
-    "regularized_incomplete_beta": lax.betainc,
     "real": lambda x: lax.real(lax.complex(x, x)),
     "imag": lambda x: lax.imag(lax.complex(x, x)),
     "conj": lambda x: lax.conj(lax.complex(x, x)),
@@ -120,21 +126,28 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 _ARITY = dict.fromkeys(
     """add sub mul mulhi div rem max min nextafter and or xor pow atan2 complex
     shift_left shift_right_arithmetic shift_right_logical eq ne lt le gt ge eq_to lt_to
-    le_to polygamma zeta igamma igammac igamma_grad_a""".split(),
+    le_to""".split(),
     2,
-) | {"regularized_incomplete_beta": 3}
+)
 
 
 def _pointwise(name: str) -> Case:
     call = _FUNCTIONS.get(name) or getattr(lax, name, None) or primitive(name).bind
-    x = integers(9, 4, 2) if name in _INTEGERS else reals(4, 2)
-    x = x + 1.0 if name in ("acosh", "zeta") else x
+    x = integers(9, 4) if name in _INTEGERS else reals(4)
+    x = x + 1.0 if name == "acosh" else x
     return Case(name, call, (x,) * _ARITY.get(name, 1))
 
 
 def _cases(name: str, *calls: tuple[Callable[..., Any], *tuple[Any, ...]]) -> list[Case]:
     return [Case(name, call, tuple(inputs)) for call, *inputs in calls]
 
+
+NOT_RUN = frozenset(
+    """polygamma zeta igamma igammac igamma_grad_a regularized_incomplete_beta
+    add_any copy_p name sharding_constraint reshard layout_constraint zeros_like
+    shard_alike device_put""".split()
+)
+"""Pointwise ones that compile slowly, or that have no function of their own."""
 
 X = reals(4, 6)
 KEY = jax.random.key(0)
@@ -143,7 +156,7 @@ POINTWISE = [
     *(
         _pointwise(name)
         for name in (*ARITHMETIC, *TRANSCENDENTAL)
-        if name not in ("select_n", "clamp", "add_any")
+        if name not in ("select_n", "clamp", *NOT_RUN)
     ),
     *_cases(
         "select_n",

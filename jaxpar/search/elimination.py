@@ -9,26 +9,18 @@ integer program.
 import math
 import time
 
-from jaxpar.search.contraction import Contraction, Order, find_order, make_schedule
-from jaxpar.search.frontier import Frontier
+from jaxpar.search.contraction import Order, find_order
+from jaxpar.search.exact import Effort, contract
 from jaxpar.search.ilp import IntegerProgram
-from jaxpar.search.lagrange import ascend, least_memory
-from jaxpar.search.network import Network, network_of, propagate, restrict
+from jaxpar.search.lagrange import least_memory
+from jaxpar.search.network import Network, network_of, propagate
 from jaxpar.search.problem import (
-    CERTAIN,
     Incumbent,
     SearchProblem,
     Solution,
     register_method,
 )
 from jaxpar.search.shrink import CHEAP, shrink
-
-
-FIRST_PRICES = 4
-"""Prices tried before choices are struck out for the first time."""
-
-WORTHWHILE = 0.8
-"""Share of the choices that has to go at least before a new contraction pays."""
 
 
 @register_method("elimination")
@@ -52,28 +44,19 @@ def eliminate(
         most_labels: (seconds, bytes) pairs in one step, beyond which the integer
             program takes over.
     """
-    return _Elimination(
-        problem, relative_gap, time_limit_s, largest_table, most_labels
-    ).solve()
+    incumbent = Incumbent(problem)
+    effort = Effort(relative_gap, incumbent.started + time_limit_s, most_labels)
+    return _Elimination(incumbent, effort, largest_table).solve()
 
 
 class _Elimination:
     """One run: the incumbent, the bound and what was counted on the way."""
 
-    def __init__(
-        self,
-        problem: SearchProblem,
-        relative_gap: float,
-        time_limit_s: float,
-        largest_table: int,
-        most_labels: int,
-    ):
-        self.problem = problem
-        self.incumbent = Incumbent(problem)
-        self.until = self.incumbent.started + time_limit_s
-        self.relative_gap = relative_gap
+    def __init__(self, incumbent: Incumbent, effort: Effort, largest_table: int):
+        self.problem = incumbent.problem
+        self.incumbent = incumbent
+        self.effort = effort
         self.largest_table = largest_table
-        self.most_labels = most_labels
         self.bound = -math.inf
         self.stats: dict[str, float] = {}
 
@@ -88,7 +71,7 @@ class _Elimination:
         if order.work > CHEAP:
             if math.isfinite(limit) and not self._smallest(network):
                 return self._infeasible(whole)
-            shrunk = shrink(network, self.incumbent, self.relative_gap, self.until)
+            shrunk = shrink(network, self.incumbent, self.effort)
             network, order = shrunk.network, shrunk.order
             self.bound = shrunk.lower_bound_s
             self.stats["rounds"] = shrunk.rounds
@@ -104,8 +87,7 @@ class _Elimination:
         return self.incumbent.solution("elimination", self.bound, self.stats)
 
     def _done(self) -> bool:
-        best = self.incumbent.objective_s
-        return self.bound >= best - max(CERTAIN, self.relative_gap) * abs(best)
+        return self.effort.suffices(self.bound, self.incumbent)
 
     def _smallest(self, network: Network) -> bool:
         """Offers the plan of least bytes; False if none fits."""
@@ -125,38 +107,27 @@ class _Elimination:
 
     def _finish(self, network: Network, order: Order) -> None:
         """Exact contraction if it is small enough; raises the bound accordingly."""
-        cap = self.largest_table
-        if order.largest > cap or order.stored > 3 * cap:
+        if self._too_large(order):
             if self.incumbent.choice is None:
                 self._integer_program(network)
             return
-        contraction = Contraction(network, make_schedule(network, order))
-        dual = ascend(contraction, self.incumbent, rounds=FIRST_PRICES)
-        while True:
-            self.stats["prices"] = dual.rounds
-            self.bound = max(self.bound, dual.lower_bound_s)
-            if self._done() or self.incumbent.choice is None:
-                return
-            frontier = Frontier(
-                contraction, dual.price, self.incumbent, self.most_labels
-            )
-            left = restrict(network, frontier.below(self.incumbent.objective_s))
-            few = left.candidates < WORTHWHILE * network.candidates
-            if dual.best and not few:
-                break
-            if few:
-                network, order = left, find_order(left.sizes, left.neighbours)
-                contraction = Contraction(network, make_schedule(network, order))
-            dual = ascend(contraction, self.incumbent, start=dual)
-        self.bound = max(self.bound, frontier.close(self.relative_gap, self.until))
-        self.stats["labels"] = frontier.labels
+        exact = contract(network, order, self.incumbent, self.effort)
+        self.bound = max(self.bound, exact.lower_bound_s)
+        self.stats |= {"prices": exact.prices, "labels": exact.labels}
         if not self._done():
-            best = self.incumbent.objective_s
-            self._integer_program(restrict(network, frontier.below(best)))
+            self._integer_program(exact.network)
+
+    def _too_large(self, order: Order) -> bool:
+        """Whether tables would not fit; bounds under a limit join whole tables."""
+        if math.isfinite(self.problem.memory_limit_bytes):
+            return order.work > 3 * self.largest_table
+        return order.largest > self.largest_table or (
+            order.stored > 3 * self.largest_table
+        )
 
     def _integer_program(self, network: Network) -> None:
         """The last resort, for the time that is left."""
-        left = self.until - time.perf_counter()
+        left = self.effort.until - time.perf_counter()
         if left <= 0.0:
             return
         limit = self.problem.memory_limit_bytes

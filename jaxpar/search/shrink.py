@@ -8,13 +8,12 @@ be part of a better plan.
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxpar.search.contraction import Contraction, Order, find_order, make_schedule
-from jaxpar.search.lagrange import ascend
+from jaxpar.search.contraction import Order, find_order
+from jaxpar.search.exact import Effort, contract
 from jaxpar.search.messages import MessagePassing, Pass, restrict_messages
 from jaxpar.search.network import Network, propagate, restrict, undominated
 from jaxpar.search.problem import CERTAIN, Incumbent
@@ -33,6 +32,12 @@ WIDTHS = (16, 12, 8, 6, 4, 3, 2)
 
 NEIGHBOURHOOD = 4e6
 """Joined entries of a neighbourhood search."""
+
+PRICED_RUNS = 16
+"""Contractions that a binding memory limit costs, about."""
+
+FEW_LABELS = 50_000
+"""Labels of one step in a neighbourhood search."""
 
 STALLED = 4
 """Rounds without progress after which messages have nothing more to give."""
@@ -61,26 +66,24 @@ class Shrunk:
     rounds: int
 
 
-def shrink(
-    network: Network, incumbent: Incumbent, relative_gap: float, until: float
-) -> Shrunk:
+def shrink(network: Network, incumbent: Incumbent, effort: Effort) -> Shrunk:
     """Rounds of bounds, plans and cuts, while they pay.
 
     Args:
         network: From `propagate`.
         incumbent: Gets every plan found. Under a memory limit that may bind it must
             hold a plan already.
-        relative_gap: Stop once the gap is no larger.
-        until: Reading of `time.perf_counter` at which to stop.
+        effort: When to stop.
     """
-    state = _Shrinking(network, incumbent, max(CERTAIN, relative_gap))
+    state = _Shrinking(network, incumbent, effort)
+    runs = PRICED_RUNS if state.limited else 1
     while True:
         started = time.perf_counter()
         progress = state.round()
         now = time.perf_counter()
-        seconds = state.order.work * ENTRY_S
-        cheap = state.order.work <= CHEAP or seconds < (now - started) / 2
-        if cheap or state.certain or now > until or not progress:
+        work = runs * state.order.work
+        cheap = work <= CHEAP or work * ENTRY_S < (now - started) / 2
+        if cheap or state.certain or now > effort.until or not progress:
             break
     return Shrunk(state.network, state.order, state.lower_bound_s, state.rounds)
 
@@ -88,9 +91,9 @@ def shrink(
 class _Shrinking:
     """A network on its way down."""
 
-    def __init__(self, network: Network, incumbent: Incumbent, tolerance: float):
+    def __init__(self, network: Network, incumbent: Incumbent, effort: Effort):
         self.network = network
-        self.tolerance = tolerance
+        self.effort = replace(effort, most_labels=FEW_LABELS)
         self.incumbent = incumbent
         self.limited = math.isfinite(incumbent.problem.memory_limit_bytes)
         self.price = 0.0
@@ -104,8 +107,7 @@ class _Shrinking:
     @property
     def certain(self) -> bool:
         """Whether the bound has reached the plan."""
-        best = self.incumbent.objective_s
-        return self.lower_bound_s >= best - self.tolerance * abs(best)
+        return self.effort.suffices(self.lower_bound_s, self.incumbent)
 
     def round(self) -> bool:
         """One round; False once nothing more is to be expected of another."""
@@ -167,16 +169,9 @@ class _Shrinking:
         for v in order.fixed:
             self._wear[v] += 1
             keep[v] = np.array([anchor[v]])
-        return self._solve(restrict(network, keep))
-
-    def _solve(self, small: Network) -> float:
+        small = restrict(network, keep)
         order = find_order(small.sizes, small.neighbours)
-        contraction = Contraction(small, make_schedule(small, order))
-        if self.limited:
-            return ascend(contraction, self.incumbent).price
-        contraction.run(small.unary)
-        self.incumbent.offer(small.original(contraction.assignment()))
-        return 0.0
+        return contract(small, order, self.incumbent, self.effort).price
 
     def _strike(self, last: Pass, offset: float) -> None:
         """Drops the choices whose bound exceeds the best plan's cost."""

@@ -102,7 +102,9 @@ def attend(
         seen = jnp.tri(length, dtype=bool)
         scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-    return jnp.einsum(equations[1], weights, value).reshape(query.shape[:2] + (heads, -1))
+    return jnp.einsum(equations[1], weights, value).reshape(
+        query.shape[:2] + (heads, -1)
+    )
 
 
 def skew(by_distance: Array) -> Array:
@@ -139,10 +141,10 @@ def relative_bias(table: Array, *, length: int) -> Array:
         _RELATIVE_REACH / exact
     )
     far = exact + octave * (RELATIVE_BUCKETS - exact)
-    bucket = jnp.minimum(jnp.where(distance < exact, distance, far), RELATIVE_BUCKETS - 1)
-    by_distance = jnp.take(
-        table.astype(jnp.float32), bucket.astype(jnp.int32), axis=1
+    bucket = jnp.minimum(
+        jnp.where(distance < exact, distance, far), RELATIVE_BUCKETS - 1
     )
+    by_distance = jnp.take(table.astype(jnp.float32), bucket.astype(jnp.int32), axis=1)
     shape = (1, table.shape[0], length, length)
     return skew(jnp.broadcast_to(by_distance[None, :, None, :], shape))
 

@@ -53,7 +53,7 @@ def load_model(
             f"{model} has no parameter {missing[0]!r}, but {missing[0]} is given",
             hint=f"write def {name}({missing[0]}=...), or leave --{missing[0]} out",
         )
-    return _checked(_run(lambda: function(**given), model), model)
+    return _checked(_run(lambda: function(**given), model, where), model)
 
 
 def _load_file(where: str) -> ModuleType:
@@ -64,7 +64,8 @@ def _load_file(where: str) -> ModuleType:
             hint="give the path of a Python file: path/to/file.py:function",
         )
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
+    loader = spec and spec.loader
+    if spec is None or loader is None:
         raise ModelError(
             f"{where} is not a Python file", hint="its name must end in .py"
         )
@@ -73,7 +74,7 @@ def _load_file(where: str) -> ModuleType:
     # can be found by name.
     sys.path.insert(0, str(path.parent))
     sys.modules.setdefault(path.stem, module)
-    _run(lambda: spec.loader.exec_module(module), where)
+    _run(lambda: loader.exec_module(module), where, where)
     return module
 
 
@@ -92,17 +93,19 @@ def _function(module: ModuleType, name: str, where: str) -> Callable[..., Any]:
     )
 
 
-def _run(action: Callable[[], Any], what: str) -> Any:
-    """Runs the user's code; a failure becomes one error with its place."""
+def _run(action: Callable[[], Any], what: str, where: str) -> Any:
+    """Runs the user's code; a failure becomes one error with the place in their file."""
     try:
         return action()
     except JaxparError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        path = str(Path(where).resolve())
+        frame = ([f for f in frames if f.filename == path] or frames)[-1]
         raise ModelError(
             f"{what} failed with {type(error).__name__}: {error}",
-            hint=f"raised at {frame.filename}:{frame.lineno}, in {frame.name}",
+            hint=f"see {frame.filename}:{frame.lineno}, in {frame.name}",
         ) from error
 
 

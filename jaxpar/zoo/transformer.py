@@ -138,9 +138,7 @@ class Attention(nnx.Module):
             query = functional.rotary(query, theta=self.config.rope_theta)
             key = functional.rotary(key, theta=self.config.rope_theta)
         query, bias = self.bias(query) if self.bias else (query, None)
-        attended = functional.attend(
-            query, key, value, bias, causal=self.config.causal
-        )
+        attended = functional.attend(query, key, value, bias, causal=self.config.causal)
         return self.out(attended)
 
 
@@ -214,9 +212,9 @@ def run_layers(layers: nnx.Module, x: Array, config: StackConfig) -> Array:
     if config.remat == "full":
         block = nnx.remat(block, prevent_cse=not config.scan, graph=False)
     if config.scan:
-        return nnx.scan(
-            block, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry, graph=False
-        )(x, layers)
+        return nnx.scan(block, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry, graph=False)(
+            x, layers
+        )
     block = nnx.jit(block, graph=False)
     for layer in layers:
         x = block(x, layer)

@@ -33,7 +33,10 @@ class Vit(nnx.Module):
         )
         pooled, zeros = config.pooling == "token", nnx.initializers.zeros
         self.token = param(rngs, zeros, embed, config) if pooled else None
-        table, learned = {"position": config.tokens} | embed, config.positions == "learned"
+        table, learned = (
+            {"position": config.tokens} | embed,
+            config.positions == "learned",
+        )
         self.positions = param(rngs, normal(0.02), table, config) if learned else None
         self.layers = make_layers(config, rngs)
         self.final_norm = Norm(config, rngs=rngs)
