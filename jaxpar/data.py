@@ -1,11 +1,16 @@
-"""Text that every machine has: the Python standard library's own sources, as bytes."""
+"""Batches to train on: text that every machine has, or stand-ins of any shape.
+
+The text is the Python standard library's own sources, byte by byte.
+"""
 
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any, Protocol
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +21,14 @@ VOCAB = 256
 
 _SKIPPED = {"test", "site-packages", "dist-packages"}
 _HELD_OUT_EVERY = 20
+
+
+class Batches(Protocol):
+    """Where batches come from: any step's, so that training can go on from there."""
+
+    def batch_at(self, step: int) -> Any:
+        """The global batch of a step, counted from 0."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -110,3 +123,59 @@ def standard_library(*, held_out: bool = False) -> NDArray[np.uint8]:
     array = np.frombuffer(text, dtype=np.uint8)
     array.flags.writeable = False
     return array
+
+
+@dataclass(frozen=True)
+class FixedBatches:
+    """The same batch at every step.
+
+    Attributes:
+        batch: Arrays in any structure.
+    """
+
+    batch: Any
+
+    def batch_at(self, step: int) -> Any:
+        """The batch."""
+        del step
+        return self.batch
+
+
+@dataclass(frozen=True)
+class RandomBatches:
+    """Numbers that stand in for data: enough to measure speed, nothing to learn.
+
+    Attributes:
+        like: Structs (or arrays) in any structure.
+        seed: Of the numbers.
+    """
+
+    like: Any
+    seed: int = 0
+
+    def batch_at(self, step: int) -> Any:
+        """Normal numbers for floats; 0 or 1 for integers and booleans."""
+        random = np.random.default_rng((self.seed, step))
+
+        def draw(leaf: Any) -> np.ndarray:
+            if jax.numpy.issubdtype(leaf.dtype, np.floating):
+                return random.normal(size=leaf.shape).astype(leaf.dtype)
+            return random.integers(0, 2, leaf.shape).astype(leaf.dtype)
+
+        return jax.tree.map(draw, self.like)
+
+
+def batches_like(batch: Any, seed: int = 0) -> Batches:
+    """Batches for a model of which only the batch's shapes may be known.
+
+    Arrays are taken as they are, at every step. Structs of {"tokens": [batch,
+    seq + 1]} get text in bytes, which needs a vocabulary of 256 or more. All else gets
+    random numbers.
+    """
+    leaves = jax.tree.leaves(batch)
+    if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        return FixedBatches(batch)
+    if isinstance(batch, dict) and list(batch) == ["tokens"] and leaves[0].ndim == 2:
+        rows, length = leaves[0].shape
+        return text_batches(rows, length - 1, seed)
+    return RandomBatches(batch, seed)

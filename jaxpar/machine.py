@@ -43,6 +43,9 @@ def target(mesh: Any, *, slices: int = 1, memory_bytes: int | None = None) -> Ta
     Raises:
         MeshError: if it is none of these, or there are not enough devices.
     """
+    if isinstance(mesh, FixedMesh):
+        topology = mesh.topology.with_limits(memory_bytes, slices)
+        return Target(topology, mesh.sizes, None)
     if isinstance(mesh, str | Topology):
         topology = get_topology(mesh) if isinstance(mesh, str) else mesh
         return Target(topology.with_limits(memory_bytes, slices), None, None)

@@ -14,7 +14,7 @@ from jaxpar.pure import Annotation, Model, Tree, named_leaves
 __all__ = ["Annotation", "Model", "make_model", "named_leaves"]
 
 
-def make_model(  # noqa: PLR0913
+def make_model(
     model: Any,
     batch: Tree,
     loss: Callable[..., Any],

@@ -38,7 +38,7 @@ from jaxpar.user_code import (
 _Init = Callable[[nn.Module, Any, Any], Mapping[str, Any]]
 
 
-def linen_model(  # noqa: PLR0913
+def linen_model(
     module: nn.Module,
     batch: Tree,
     loss: Callable[..., Any],

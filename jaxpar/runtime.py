@@ -114,7 +114,7 @@ def merge(sharded: Sharded, state: State) -> Any:
     return sharded.model.merge(state.params, state.model_state, state.rngs)
 
 
-def build(  # noqa: PLR0913
+def build(
     traced: Traced,
     optimizer: optax.GradientTransformation | None,
     mesh: Mesh,
@@ -369,5 +369,5 @@ class _Placed:
     def __call__(self, seed: int | jax.Array) -> State:
         return self.function(*jax.device_put(self.model.init(seed), self.shardings))
 
-    def lower(self, seed: int | jax.Array) -> jax.stages.Lowered:  # noqa: ARG002
+    def lower(self, seed: int | jax.Array) -> jax.stages.Lowered:
         return self.function.lower(*self.model.abstract)

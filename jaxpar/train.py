@@ -2,11 +2,11 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -18,16 +18,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from jaxpar.checkpoint import Checkpoints
+from jaxpar.data import Batches
 from jaxpar.errors import JaxparError, ModelError
 from jaxpar.runtime import Sharded, State
-
-
-class Batches(Protocol):
-    """Where batches come from: any step's, so that training can go on from there."""
-
-    def batch_at(self, step: int) -> Any:
-        """The global batch of a step, counted from 0; arrays of the planned shapes."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -69,7 +63,7 @@ def train(  # noqa: PLR0913
 
     Args:
         sharded: From `jaxpar.auto_shard` or `jaxpar.apply_plan`.
-        batches: Such as `jaxpar.data.text_batches`.
+        batches: Such as `jaxpar.data.text_batches`; of the planned shapes.
         steps: Steps in all, those before a resumption included.
         log_every: Steps between two looks at the loss.
         checkpoint: Folder for checkpoints and the plan; the last step is saved.
@@ -84,40 +78,34 @@ def train(  # noqa: PLR0913
             are of another model.
     """
     console = console or Console()
-    with _open(checkpoint) as checkpoints:
+    folder = nullcontext() if checkpoint is None else Checkpoints(checkpoint)
+    with folder as checkpoints:
         state, first = _first_state(sharded, checkpoints, resume, seed, console)
         run = _Run(sharded, batches, console, log_every, save_every, checkpoints)
         return run.until(steps, state, first)
 
 
-@contextmanager
-def _open(folder: str | Path | None) -> Iterator[Any]:
-    if folder is None:
-        yield None
-        return
-    # Orbax takes a second to import, and most runs do without it.
-    from jaxpar.checkpoint import Checkpoints  # noqa: PLC0415
-
-    with Checkpoints(folder) as checkpoints:
-        yield checkpoints
-
-
 def _first_state(
-    sharded: Sharded, checkpoints: Any, resume: bool, seed: int, console: Console
+    sharded: Sharded,
+    checkpoints: Checkpoints | None,
+    resume: bool,
+    seed: int,
+    console: Console,
 ) -> tuple[State, int]:
     """The state to start from, and how many steps it has behind it."""
-    if resume and checkpoints is None:
-        raise JaxparError(
-            "cannot resume without a folder of checkpoints", hint="name it"
-        )
-    found = checkpoints and checkpoints.latest_step
+    if checkpoints is None:
+        if resume:
+            raise JaxparError(
+                "cannot resume without a folder of checkpoints", hint="name it"
+            )
+        return sharded.init(seed), 0
+    found = checkpoints.latest_step
     if found is not None and not resume:
         raise JaxparError(
             f"{checkpoints.folder} holds a checkpoint of step {found}",
             hint="resume from it, or name another folder",
         )
-    if checkpoints is not None:
-        checkpoints.save_plan(sharded.plan)
+    checkpoints.save_plan(sharded.plan)
     if found is None:
         if resume:
             console.print(f"no checkpoint in {checkpoints.folder}: starting anew")
@@ -135,13 +123,13 @@ class _Run:
     console: Console
     log_every: int
     save_every: int | None
-    checkpoints: Any
+    checkpoints: Checkpoints | None
 
     def until(self, steps: int, state: State, first: int) -> Training:
         if first >= steps:
             self.console.print(f"nothing to do: {first} of {steps} steps are made")
             return Training(state, first, first)
-        losses, meter = [], None
+        losses, meter, rate = [], None, None
         with _Display(self.console, first, steps) as display:
             for step in range(first, steps):
                 batch = self.batches.batch_at(step)
@@ -151,11 +139,11 @@ class _Run:
                 made = step + 1
                 if step == first or made % self.log_every == 0 or made == steps:
                     losses.append(_finite(metrics["loss"], made))
-                    display.show(made, losses[-1], meter.rate(made - first))
+                    rate = meter.rate(made - first)
+                    display.show(made, losses[-1], rate)
                 else:
                     _keep_up(metrics["loss"])
                 self._save(made, made == steps, state)
-        rate = meter and meter.rate(steps - first)
         unit = meter.unit if meter else "tokens"
         done = Training(state, first, steps, losses[0], losses[-1], rate, unit)
         _summarise(done, self.console)

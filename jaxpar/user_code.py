@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
-from jax.sharding import AbstractMesh, Mesh, use_abstract_mesh
+from jax.sharding import Mesh
 
 from jaxpar.errors import JaxparError, ModelError
 from jaxpar.pure import Tree, keyed_leaves, path_of, show_array
@@ -28,12 +28,13 @@ _PAIR = 2
 @contextlib.contextmanager
 def no_mesh() -> Iterator[None]:
     """Hides whatever mesh the caller has entered, so that a trace does not see it."""
+    nothing = Mesh(np.empty((), object), ())
     with contextlib.ExitStack() as stack:
-        stack.enter_context(use_abstract_mesh(AbstractMesh((), ())))
+        stack.enter_context(jax.set_mesh(nothing))
         with warnings.catch_warnings():
             # Only this deprecated form overrides a mesh that was entered by it.
             warnings.simplefilter("ignore", DeprecationWarning)
-            stack.enter_context(Mesh(np.empty((), object), ()))
+            stack.enter_context(nothing)
         yield
 
 
@@ -146,7 +147,10 @@ def rngs_parameter(loss: Callable[..., Any], before: tuple[str, ...]) -> str | N
         ModelError: if the loss takes fewer or more arguments than that.
     """
     if not callable(loss):
-        raise ModelError(f"loss is {type(loss).__name__} {loss!r:.60}, not a function")
+        raise ModelError(
+            f"loss is {type(loss).__name__} {loss!r:.60}, not a function",
+            hint=f"pass a function of ({', '.join(before)})",
+        )
     signature = signature_of(loss)
     if signature is None:
         return None

@@ -19,7 +19,7 @@ from jaxpar.rules import ArrayType, FactorRule, rule_for
 from jaxpar.rules.pointwise import ARITHMETIC, TRANSCENDENTAL
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """A call with an equation of the primitive under test, named `name`."""
 

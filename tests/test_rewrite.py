@@ -19,10 +19,6 @@ from jaxpar.sharding import Spec
 SIZES = {"data": 2, "model": 2}
 WIDTH, HEADS, BATCH, LENGTH = 16, 4, 8, 8
 LONG = 20
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +136,7 @@ def random_input(*shape: int) -> np.ndarray:
 def nnx_program(make: Callable[[nnx.Rngs], nnx.Module], *shape: int) -> Any:
     """A differentiable loss with the changed state as aux, and its arguments."""
     build = jax.jit(lambda: nnx.split(make(nnx.Rngs(0)), nnx.Param, ...))
-    graph, params, rest = build.lower().compile(compiler_options=QUICK)()
+    graph, params, rest = build()
 
     def loss(params: Any, rest: Any, x: jax.Array) -> Any:
         model: Any = nnx.merge(graph, params, rest, copy=True)
@@ -226,8 +222,7 @@ def test_numerics_survive_any_constraints(name: str, mesh: Mesh) -> None:
 
     def derive(jaxpr: ClosedJaxpr) -> list[np.ndarray]:
         gradient = jax.value_and_grad(as_function(jaxpr), has_aux=True)
-        compiled = jax.jit(gradient).lower(*args).compile(compiler_options=QUICK)
-        return numbers(compiled(*args))
+        return numbers(jax.jit(gradient)(*args))
 
     for found, wanted in zip(derive(rewritten), derive(closed), strict=True):
         scale = max(1e-6, np.abs(wanted).max(initial=0.0))

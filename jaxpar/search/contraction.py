@@ -44,7 +44,7 @@ def find_order(
     sizes: Sequence[int],
     neighbours: Mapping[int, Collection[int]],
     cap: float = math.inf,
-    wear: Sequence[int] | None = None,
+    worn: Sequence[int] | None = None,
 ) -> Order:
     """Greedy order: leaves first, then whatever leaves the smallest table.
 
@@ -53,7 +53,7 @@ def find_order(
         neighbours: Variables to eliminate -> variables that share an edge.
         cap: Largest number of joined entries of one step; where every variable
             exceeds it, the busiest one is fixed instead of eliminated.
-        wear: Per variable, how often it was fixed before; the least worn goes
+        worn: Per variable, how often it was fixed before; the least worn goes
             first, so that repeated calls free different parts.
     """
     near = {v: set(others) for v, others in neighbours.items()}
@@ -83,7 +83,7 @@ def find_order(
                 near[u] |= changed
                 near[u] -= {u, v}
         else:
-            gone = _busiest({v, *near[v]}, near, sizes, wear)
+            gone = _busiest({v, *near[v]}, near, sizes, worn)
             fixed.append(gone)
             changed = near.pop(gone)
             for u in changed:
@@ -101,11 +101,11 @@ def _busiest(
     variables: Collection[int],
     near: Mapping[int, Collection[int]],
     sizes: Sequence[int],
-    wear: Sequence[int] | None,
+    worn: Sequence[int] | None,
 ) -> int:
     def weight(v: int) -> tuple[float, float, int]:
-        worn = wear[v] if wear is not None else 0
-        return -worn, len(near[v]) * math.log(sizes[v]), v
+        times = worn[v] if worn is not None else 0
+        return -times, len(near[v]) * math.log(sizes[v]), v
 
     return max(variables, key=weight)
 

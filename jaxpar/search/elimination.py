@@ -10,7 +10,8 @@ import math
 import time
 
 from jaxpar.search.contraction import Order, find_order
-from jaxpar.search.exact import Effort, contract
+from jaxpar.search.effort import Effort
+from jaxpar.search.exact import contract
 from jaxpar.search.ilp import IntegerProgram
 from jaxpar.search.lagrange import least_memory
 from jaxpar.search.network import Network, network_of, propagate
@@ -45,18 +46,17 @@ def eliminate(
             program takes over.
     """
     incumbent = Incumbent(problem)
-    effort = Effort(relative_gap, incumbent.started + time_limit_s, most_labels)
-    return _Elimination(incumbent, effort, largest_table).solve()
+    effort = Effort(relative_gap, incumbent.started + time_limit_s, most_labels, largest_table)
+    return _Elimination(incumbent, effort).solve()
 
 
 class _Elimination:
     """One run: the incumbent, the bound and what was counted on the way."""
 
-    def __init__(self, incumbent: Incumbent, effort: Effort, largest_table: int):
+    def __init__(self, incumbent: Incumbent, effort: Effort):
         self.problem = incumbent.problem
         self.incumbent = incumbent
         self.effort = effort
-        self.largest_table = largest_table
         self.bound = -math.inf
         self.stats: dict[str, float] = {}
 
@@ -67,12 +67,12 @@ class _Elimination:
         network = propagate(whole, limit)
         if network is None:
             return self._infeasible(whole)
-        order = find_order(network.sizes, network.neighbours)
+        order, price = find_order(network.sizes, network.neighbours), 0.0
         if order.work > CHEAP:
             if math.isfinite(limit) and not self._smallest(network):
                 return self._infeasible(whole)
             shrunk = shrink(network, self.incumbent, self.effort)
-            network, order = shrunk.network, shrunk.order
+            network, order, price = shrunk.network, shrunk.order, shrunk.price
             self.bound = shrunk.lower_bound_s
             self.stats["rounds"] = shrunk.rounds
         self.stats |= {
@@ -81,7 +81,7 @@ class _Elimination:
             "work": order.work,
         }
         if not self._done():
-            self._finish(network, order)
+            self._finish(network, order, price)
         if self.bound == math.inf and self.incumbent.choice is None:
             return self._infeasible(whole)
         return self.incumbent.solution("elimination", self.bound, self.stats)
@@ -105,25 +105,18 @@ class _Elimination:
             _, least = self.incumbent.offer(network.original(choice))
         return self.incumbent.infeasible("elimination", least, self.stats)
 
-    def _finish(self, network: Network, order: Order) -> None:
+    def _finish(self, network: Network, order: Order, price: float) -> None:
         """Exact contraction if it is small enough; raises the bound accordingly."""
-        if self._too_large(order):
+        limited = math.isfinite(self.problem.memory_limit_bytes)
+        if not self.effort.affords(order, limited):
             if self.incumbent.choice is None:
                 self._integer_program(network)
             return
-        exact = contract(network, order, self.incumbent, self.effort)
+        exact = contract(network, order, self.incumbent, self.effort, price)
         self.bound = max(self.bound, exact.lower_bound_s)
         self.stats |= {"prices": exact.prices, "labels": exact.labels}
         if not self._done():
             self._integer_program(exact.network)
-
-    def _too_large(self, order: Order) -> bool:
-        """Whether tables would not fit; bounds under a limit join whole tables."""
-        if math.isfinite(self.problem.memory_limit_bytes):
-            return order.work > 3 * self.largest_table
-        return order.largest > self.largest_table or (
-            order.stored > 3 * self.largest_table
-        )
 
     def _integer_program(self, network: Network) -> None:
         """The last resort, for the time that is left."""

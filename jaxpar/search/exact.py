@@ -3,37 +3,14 @@
 from dataclasses import dataclass
 
 from jaxpar.search.contraction import Contraction, Order, find_order, make_schedule
+from jaxpar.search.effort import Effort
 from jaxpar.search.frontier import Frontier
 from jaxpar.search.lagrange import ascend
 from jaxpar.search.network import Network, restrict
-from jaxpar.search.problem import CERTAIN, Incumbent
+from jaxpar.search.problem import Incumbent
 
 FIRST_PRICES = 4
 """Prices tried before choices are struck out for the first time."""
-
-WORTHWHILE = 0.8
-"""A new contraction pays if no more than this share of the choices is left."""
-
-
-@dataclass(frozen=True)
-class Effort:
-    """When to stop.
-
-    Attributes:
-        relative_gap: Stop as soon as the gap is certainly no larger.
-        until: Reading of `time.perf_counter` at which to stop improving.
-        most_labels: (seconds, bytes) pairs in one step of a `Frontier`.
-    """
-
-    relative_gap: float
-    until: float
-    most_labels: int
-
-    def suffices(self, bound_s: float, incumbent: Incumbent) -> bool:
-        """Whether a lower bound certifies the incumbent well enough."""
-        best = incumbent.objective_s
-        return bound_s >= best - max(CERTAIN, self.relative_gap) * abs(best)
-
 
 @dataclass(frozen=True)
 class Exact:
@@ -56,28 +33,48 @@ class Exact:
 
 
 def contract(
-    network: Network, order: Order, incumbent: Incumbent, effort: Effort
+    network: Network,
+    order: Order,
+    incumbent: Incumbent,
+    effort: Effort,
+    price: float = 0.0,
 ) -> Exact:
     """Finds the best plan by elimination: at once, or with priced bytes and labels.
 
     Choices that cannot be part of a better plan are struck out on the way, as soon
     as a price gives a bound for each of them.
+
+    Args:
+        network: What to contract.
+        order: An elimination order of it.
+        incumbent: Gets every plan found.
+        effort: When to stop.
+        price: A good price of bytes, if one is known; choices are struck out by it
+            before anything else. The incumbent must then hold a plan.
     """
     contraction = Contraction(network, make_schedule(network, order))
+    if price:
+        contraction.run(network.priced(price))
+        contraction = _cut(Frontier(contraction, price, incumbent, effort))
     dual = ascend(contraction, incumbent, rounds=FIRST_PRICES)
-    while True:
-        bound = dual.lower_bound_s
-        if effort.suffices(bound, incumbent) or incumbent.choice is None:
-            return Exact(bound, dual.price, network, dual.rounds)
-        frontier = Frontier(contraction, dual.price, incumbent, effort.most_labels)
-        left = restrict(network, frontier.below(incumbent.objective_s))
-        few = left.candidates < WORTHWHILE * network.candidates
-        if dual.best and not few:
-            break
-        if few:
-            network, order = left, find_order(left.sizes, left.neighbours)
-            contraction = Contraction(network, make_schedule(network, order))
+    bound, labels = dual.lower_bound_s, 0
+    while not effort.suffices(bound, incumbent) and incumbent.choice is not None:
+        frontier = Frontier(contraction, dual.price, incumbent, effort)
+        if frontier.worthwhile():
+            contraction = _cut(frontier)
+        elif dual.best:
+            bound = max(bound, frontier.close(bound))
+            labels += frontier.labels
+            if not frontier.worthwhile():
+                break
+            continue
         dual = ascend(contraction, incumbent, start=dual)
-    bound = max(bound, frontier.close(effort.relative_gap, effort.until))
-    left = restrict(network, frontier.below(incumbent.objective_s))
-    return Exact(bound, dual.price, left, dual.rounds, frontier.labels)
+        bound = max(bound, dual.lower_bound_s)
+    return Exact(bound, dual.price, contraction.network, dual.rounds, labels)
+
+
+def _cut(frontier: Frontier) -> Contraction:
+    """Strikes out what cannot beat the incumbent, and lays out what is left."""
+    left = restrict(frontier.contraction.network, frontier.below())
+    order = find_order(left.sizes, left.neighbours)
+    return Contraction(left, make_schedule(left, order))

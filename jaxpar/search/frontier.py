@@ -14,14 +14,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpar.search.contraction import Contraction, join
+from jaxpar.search.effort import Effort
 from jaxpar.search.problem import CERTAIN, Incumbent
 
 ROUNDING = 1e-12
 """Labels whose seconds differ by less than this share of the plan's are equal."""
 
 
-FIRST_SHARE = 64
-"""The first threshold is this share of the gap above the bound."""
+MOST_TICKS = 2.0**61
+"""Range of the integers that labels are compared by."""
+
+FIRST_SHARE = 16
+"""The first threshold is this share of the gap above the bound..."""
+
+GROWTH = 3.0
+"""... and every further one this much farther from the priced bound."""
+
+WORTHWHILE = 0.2
+"""Share of the choices that has to go for a new contraction to pay."""
 
 
 class TooManyLabels(Exception):
@@ -85,16 +95,20 @@ class Frontier:
         contraction: Run at `price`.
         price: Seconds per byte.
         incumbent: Holds a plan; better ones are offered to it.
-        cap: Most labels of one step.
+        effort: When to stop.
     """
 
     def __init__(
-        self, contraction: Contraction, price: float, incumbent: Incumbent, cap: int
+        self,
+        contraction: Contraction,
+        price: float,
+        incumbent: Incumbent,
+        effort: Effort,
     ):
         self.contraction = contraction
         self.price = price
         self.incumbent = incumbent
-        self.cap = cap
+        self.effort = effort
         self.labels = 0
         network = contraction.network
         limit = incumbent.problem.memory_limit_bytes
@@ -109,45 +123,63 @@ class Frontier:
             [*settled, *roots, incumbent.problem.constant_s]
         ) - price * (limit - network.least_bytes)
         self._surplus = [b - b.min() for b in contraction.beliefs()]
+        self._least_surplus = [
+            np.minimum.reduce(s.reshape(s.shape[0], -1), axis=1) for s in self._surplus
+        ]
 
-    def below(self, seconds: float) -> dict[int, np.ndarray]:
-        """Masks of the choices that some plan below a cost may use."""
-        allowed = seconds - self.lower_bound_s + CERTAIN * abs(seconds)
-        masks = {}
-        steps = self.contraction.schedule.steps
-        for step, surplus in zip(steps, self._surplus, strict=True):
-            flat = surplus.reshape(surplus.shape[0], -1)
-            mask = np.minimum.reduce(flat, axis=1) <= allowed
-            if not mask.all():
-                masks[step.variable] = mask
-        return masks
+    def below(self) -> dict[int, np.ndarray]:
+        """Masks of the choices that a plan better than the incumbent may use.
 
-    def close(self, relative_gap: float, until: float) -> float:
+        Only for the variables that lose some; none loses all.
+        """
+        best = self.incumbent.objective_s
+        allowed = best - self.lower_bound_s + CERTAIN * abs(best)
+        return {
+            step.variable: surplus <= allowed
+            for step, surplus in zip(
+                self.contraction.schedule.steps, self._least_surplus, strict=True
+            )
+            if surplus.max() > allowed
+        }
+
+    def worthwhile(self) -> bool:
+        """Whether the incumbent rules out enough choices to start anew without them."""
+        masks = self.below().values()
+        lost = sum(mask.size - np.count_nonzero(mask) for mask in masks)
+        return lost > WORTHWHILE * self.contraction.network.candidates
+
+    def close(self, bound_s: float) -> float:
         """Searches ever higher thresholds until the best plan is certain.
 
+        Stops early when the labels outgrow the cap, when time is up, or when a new
+        incumbent makes it `worthwhile` to start anew.
+
         Args:
-            relative_gap: Stop once the gap is no larger.
-            until: Reading of `time.perf_counter` at which to stop.
+            bound_s: A lower bound that is certain already.
 
         Returns:
-            The new lower bound in seconds; short of the incumbent where the labels
-            outgrew the cap, or time ran out.
+            The new lower bound in seconds.
         """
-        best, bound = self.incumbent, self.lower_bound_s
-        width = (best.objective_s - bound) / FIRST_SHARE
-        tolerance = max(CERTAIN, relative_gap)
-        rows = self._rows(best.objective_s - bound)
-        while time.perf_counter() < until:
-            highest = best.objective_s - CERTAIN / 2 * abs(best.objective_s)
-            if bound >= best.objective_s - tolerance * abs(best.objective_s):
+        best = self.incumbent
+        bound = max(bound_s, self.lower_bound_s)
+        rows = self._rows(best.objective_s - self.lower_bound_s)
+        while time.perf_counter() < self.effort.until:
+            if self.effort.suffices(bound, best):
                 break
-            aim = min(bound + width, highest)
+            step = max(
+                (best.objective_s - bound) / FIRST_SHARE,
+                GROWTH * (bound - self.lower_bound_s),
+            )
+            highest = best.objective_s - CERTAIN / 2 * abs(best.objective_s)
+            aim, before = min(bound + step, highest), best.objective_s
             try:
                 self._search(rows, aim - self.lower_bound_s)
             except TooManyLabels:
                 break
-            bound, width = aim, 4 * width
-        return min(bound, best.objective_s)
+            bound = min(aim, best.objective_s)
+            if best.objective_s < before and self.worthwhile():
+                break
+        return bound
 
     def _rows(self, allowed: float) -> dict[int, _Rows]:
         """Per labelled table, the entries to look at."""
@@ -211,7 +243,7 @@ class Frontier:
         excess = np.zeros(row.size)
         parents: list[np.ndarray] = []
         for child, entries in zip(children, rows.children, strict=True):
-            old, new = _pair(entries[row], child.entry, self.cap)
+            old, new = _pair(entries[row], child.entry, self.effort.most_labels)
             excess = excess[old] + child.excess[new]
             memory = memory[old] + child.memory[new]
             fits = rows.surplus[row[old]] + excess <= allowed
@@ -237,12 +269,19 @@ class Frontier:
 
         Returns their positions, sorted by group, then bytes.
         """
+        if group.size <= 1:
+            return np.arange(group.size)
         unit = ROUNDING * abs(self.incumbent.objective_s) or 1.0
-        seconds = np.rint((excess - self.price * memory) / unit)
-        order = np.lexsort((seconds, memory, group))
-        seconds, group = seconds[order], group[order]
+        seconds = excess - self.price * memory
+        seconds -= seconds.min()
+        width = np.rint(seconds.max() / unit) + 1.0
+        groups = int(group.max()) + 1
+        if width * groups > MOST_TICKS:
+            unit, width = unit * width * groups / MOST_TICKS, MOST_TICKS / groups
+        ticks = np.rint(seconds / unit).astype(np.int64)
+        order = np.lexsort((ticks, memory, group))
         # Groups get falling offsets, so that one running minimum serves all of them.
-        ticks = np.unique(seconds, return_inverse=True)[1] - group * (group.size + 1)
+        ticks = ticks[order] - group[order] * int(width + 1)
         keep = np.ones(ticks.size, dtype=bool)
         keep[1:] = ticks[1:] < np.minimum.accumulate(ticks)[:-1]
         return order[keep]
@@ -256,7 +295,7 @@ class Frontier:
         for root in roots:
             child = found[root]
             everything = np.zeros(excess.size, dtype=int)
-            old, new = _pair(everything, child.entry, self.cap)
+            old, new = _pair(everything, child.entry, self.effort.most_labels)
             excess = excess[old] + child.excess[new]
             memory = memory[old] + child.memory[new]
             best = np.flatnonzero((excess <= allowed) & (memory <= self._spare))

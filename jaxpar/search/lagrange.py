@@ -36,7 +36,7 @@ class Dual:
         lower_bound_s: No plan of the network within the limit costs less.
         rounds: Prices tried.
         over: The last plan that does not fit, or None where the cheapest plan fits.
-        best: Whether no other price gives a higher bound.
+        best: Whether no other price gives a higher bound, or none is worth trying.
     """
 
     price: float
@@ -121,4 +121,4 @@ def ascend(
             fits = (seconds, memory)
         else:
             over = (seconds, memory)
-    return Dual(price, bound, tried, over, best=False)
+    return Dual(price, bound, tried, over, best=tried >= ROUNDS)

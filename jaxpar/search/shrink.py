@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jaxpar.search.contraction import Order, find_order
-from jaxpar.search.exact import Effort, contract
+from jaxpar.search.effort import Effort
+from jaxpar.search.exact import contract
 from jaxpar.search.messages import MessagePassing, Pass, restrict_messages
+from jaxpar.search.neighbourhood import Neighbourhood
 from jaxpar.search.network import Network, propagate, restrict, undominated
 from jaxpar.search.problem import CERTAIN, Incumbent
 
@@ -27,13 +29,7 @@ ENTRY_S = 2e-9
 CHEAP = 4e6
 """Joined entries that are eliminated without further ado."""
 
-WIDTHS = (16, 12, 8, 6, 4, 3, 2)
-"""Choices per variable that a neighbourhood may hold, widest first."""
-
-NEIGHBOURHOOD = 4e6
-"""Joined entries of a neighbourhood search."""
-
-PRICED_RUNS = 16
+PRICED_RUNS = 10
 """Contractions that a binding memory limit costs, about."""
 
 FEW_LABELS = 50_000
@@ -56,12 +52,14 @@ class Shrunk:
     Attributes:
         network: The choices that a better plan may still use.
         order: An elimination order of it.
+        price: The best price of bytes found, seconds per byte.
         lower_bound_s: No plan within the memory limit costs less.
         rounds: Rounds taken.
     """
 
     network: Network
     order: Order
+    price: float
     lower_bound_s: float
     rounds: int
 
@@ -76,16 +74,18 @@ def shrink(network: Network, incumbent: Incumbent, effort: Effort) -> Shrunk:
         effort: When to stop.
     """
     state = _Shrinking(network, incumbent, effort)
-    runs = PRICED_RUNS if state.limited else 1
-    while True:
-        started = time.perf_counter()
-        progress = state.round()
+    started = time.perf_counter()
+    while state.round():
         now = time.perf_counter()
+        runs = PRICED_RUNS if state.limited else 1
         work = runs * state.order.work
         cheap = work <= CHEAP or work * ENTRY_S < (now - started) / 2
-        if cheap or state.certain or now > effort.until or not progress:
+        cheap = cheap and effort.affords(state.order, state.limited)
+        if cheap or state.certain or now > effort.until:
             break
-    return Shrunk(state.network, state.order, state.lower_bound_s, state.rounds)
+    return Shrunk(
+        state.network, state.order, state.price, state.lower_bound_s, state.rounds
+    )
 
 
 class _Shrinking:
@@ -101,8 +101,10 @@ class _Shrinking:
         self.rounds = 0
         self.order = find_order(network.sizes, network.neighbours)
         self._passing = MessagePassing(network, network.unary)
-        self._wear = [0] * len(network.sizes)
+        self._near = Neighbourhood(len(network.sizes))
         self._stalled = 0
+        self._pause = 1
+        self._next_look = 0
 
     @property
     def certain(self) -> bool:
@@ -122,11 +124,9 @@ class _Shrinking:
             spare = problem.memory_limit_bytes - self.network.least_bytes
             offset -= self.price * spare
         self.lower_bound_s = max(self.lower_bound_s, last.lower_bound_s + offset)
-        choice = self._passing.decode()
-        self.incumbent.offer(self.network.original(choice))
-        price = self._search_near(choice, last.slack)
+        price = self._look(last)
         self._strike(last, offset)
-        if abs(price - self.price) > SAME_PRICE * max(price, self.price):
+        if price != self.price:
             self.price = price
             self._passing.reprice(self.network.priced(price))
         if self.network.candidates < 0.99 * before[0] or self._gap() < 0.9 * before[1]:
@@ -137,39 +137,34 @@ class _Shrinking:
                 self._dominate()
         return self._stalled < STALLED
 
+    def _look(self, last: Pass) -> float:
+        """Looks for a better plan, less often the less there is to find.
+
+        Returns the price of bytes to go on with.
+        """
+        if self.rounds < self._next_look:
+            return self.price
+        before = self.incumbent.objective_s
+        choice = self._passing.decode()
+        self.incumbent.offer(self.network.original(choice))
+        price = self._search_near(choice, last.slack)
+        moved = abs(price - self.price) > SAME_PRICE * max(price, self.price)
+        found = self.incumbent.objective_s < before
+        self._pause = 1 if moved or found else 2 * self._pause
+        self._next_look = self.rounds + self._pause
+        return price if moved else self.price
+
     def _gap(self) -> float:
         return self.incumbent.objective_s - self.lower_bound_s
 
     def _search_near(
         self, choice: list[int], slack: dict[int, np.ndarray]
     ) -> float:
-        """Searches the most promising choices exactly; returns the price of bytes.
-
-        Every variable keeps its choices of least slack, as many as elimination can
-        take; where even few of them make too wide a graph, some variables stay as
-        they are in the best plan.
-        """
-        network, sizes = self.network, self.network.sizes
+        """Searches around the plans in hand; returns the price of bytes there."""
+        plans = [choice]
         if self.incumbent.choice is not None:
-            anchor = network.local(self.incumbent.choice)
-        else:
-            anchor = choice
-        for width in WIDTHS:
-            few = [min(size, width + 2) for size in sizes]
-            order = find_order(few, network.neighbours)
-            if order.work <= NEIGHBOURHOOD:
-                break
-        else:
-            cap = NEIGHBOURHOOD / 100
-            order = find_order(few, network.neighbours, cap, self._wear)
-        keep = {}
-        for v, loose in slack.items():
-            best = np.argsort(loose, kind="stable")[:width]
-            keep[v] = np.unique([*best, choice[v], anchor[v]])
-        for v in order.fixed:
-            self._wear[v] += 1
-            keep[v] = np.array([anchor[v]])
-        small = restrict(network, keep)
+            plans.insert(0, self.network.local(self.incumbent.choice))
+        small = self._near.around(self.network, plans, slack, self.price)
         order = find_order(small.sizes, small.neighbours)
         return contract(small, order, self.incumbent, self.effort).price
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from jaxpar.zoo.config import DecoderConfig, VitConfig
+from jaxpar.zoo.config import VitConfig
 from jaxpar.zoo.decoder import Decoder, next_token_loss
 from jaxpar.zoo.linen_decoder import LinenDecoder, linen_next_token_loss
 from jaxpar.zoo.registry import OptimizerSpec, ZooEntry, find
@@ -72,7 +72,8 @@ def _batch(entry: ZooEntry) -> dict[str, jax.ShapeDtypeStruct]:
             "image": jax.ShapeDtypeStruct(image, jnp.float32),
             "label": jax.ShapeDtypeStruct((batch,), jnp.int32),
         }
-    return {"tokens": jax.ShapeDtypeStruct((batch, entry.seq + 1), jnp.int32)}
+    length = 1 + (entry.seq or config.max_seq)
+    return {"tokens": jax.ShapeDtypeStruct((batch, length), jnp.int32)}
 
 
 def _init(module: LinenDecoder, rngs: Any, batch: dict[str, jax.Array]) -> Any:

@@ -21,7 +21,6 @@ class Decoder(nnx.Module):
     """
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        """Makes the parameters."""
         self.config = config
         self.embed = nnx.Embed(
             config.vocab,

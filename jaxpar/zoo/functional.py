@@ -1,4 +1,4 @@
-"""The mathematics that the NNX and Linen models share, without parameters of its own."""
+"""The mathematics that the NNX and Linen models share; no parameters here."""
 
 import math
 
@@ -103,7 +103,7 @@ def attend(
         scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
     return jnp.einsum(equations[1], weights, value).reshape(
-        query.shape[:2] + (heads, -1)
+        batch, length, heads, head_dim
     )
 
 

@@ -1,6 +1,7 @@
 """The decoder once more, in Flax Linen: the same paths, the same mathematics."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jaxpar.zoo.initial import Initializer, inward, normal, outward
 _POSITIONS = ("learned", "rope")
 
 
-def _named(init: Initializer, config: DecoderConfig, *names: str) -> Initializer:
+def _named(init: Initializer, config: DecoderConfig, *names: str) -> Any:
     return nn.with_logical_partitioning(init, names) if config.annotate else init
 
 
@@ -70,19 +71,11 @@ class Attention(nn.Module):
         """From [batch, length, d_model] to the same."""
         config = self.config
         init, bias = inward(config.d_model), config.attention_bias
-        sizes = {"query": ("heads", config.heads)}
-        sizes |= {name: ("kv_heads", config.kv_heads) for name in ("key", "value")}
-        query, key, value = (
-            _dense(
-                config,
-                init,
-                ("embed",),
-                {heads: count, "head_dim": config.head_dim},
-                bias=bias,
-                name=name,
-            )(x)
-            for name, (heads, count) in sizes.items()
-        )
+        make = partial(_dense, config, init, ("embed",), bias=bias)
+        width = {"head_dim": config.head_dim}
+        query = make({"heads": config.heads} | width, name="query")(x)
+        key = make({"kv_heads": config.kv_heads} | width, name="key")(x)
+        value = make({"kv_heads": config.kv_heads} | width, name="value")(x)
         if config.positions == "rope":
             query = functional.rotary(query, theta=config.rope_theta)
             key = functional.rotary(key, theta=config.rope_theta)
@@ -103,14 +96,10 @@ class Mlp(nn.Module):
         """From [batch, length, d_model] to the same."""
         config = self.config
         init, bias = inward(config.d_model), config.mlp_bias
-        gate, up = (
-            _dense(
-                config, init, ("embed",), {"mlp": config.d_ff}, bias=bias, name=name
-            )(x)
-            if name == "up" or config.gated
-            else None
-            for name in ("gate", "up")
-        )
+        inner = {"mlp": config.d_ff}
+        make = partial(_dense, config, init, ("embed",), inner, bias=bias)
+        gate = make(name="gate")(x) if config.gated else None
+        up = make(name="up")(x)
         init, outputs = outward(config.d_ff, config), {"embed": config.d_model}
         down = _dense(config, init, ("mlp",), outputs, bias=bias, name="down")
         return down(functional.activate(config.activation, up, gate))
@@ -228,5 +217,5 @@ def linen_next_token_loss(
         rngs: Keys by stream; "dropout" where the config has dropout.
     """
     tokens = batch["tokens"]
-    logits = module.apply(variables, tokens[:, :-1], rngs=rngs)
+    logits: Any = module.apply(variables, tokens[:, :-1], rngs=rngs)
     return functional.cross_entropy(logits, tokens[:, 1:])

@@ -94,7 +94,7 @@ def _function(module: ModuleType, name: str, where: str) -> Callable[..., Any]:
 
 
 def _run(action: Callable[[], Any], what: str, where: str) -> Any:
-    """Runs the user's code; a failure becomes one error with the place in their file."""
+    """Runs the user's code; a failure becomes one error that names its place."""
     try:
         return action()
     except JaxparError:

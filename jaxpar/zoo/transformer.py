@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -54,7 +55,6 @@ class Norm(nnx.Module):
     """Layer norm or RMS norm over the last dim."""
 
     def __init__(self, config: StackConfig, *, rngs: nnx.Rngs):
-        """Makes the scale, and the bias where the config has one."""
         self.centre = config.norm == "layernorm"
         width = {"embed": config.d_model}
         self.scale = param(rngs, nnx.initializers.ones, width, config)
@@ -72,7 +72,6 @@ class RelativeBias(nnx.Module):
     """Score biases by head and distance (T5)."""
 
     def __init__(self, config: StackConfig, *, rngs: nnx.Rngs):
-        """Makes the table."""
         sizes = {"heads": config.heads, "distance": RELATIVE_BUCKETS}
         self.table = param(rngs, normal(0.02), sizes, config)
 
@@ -86,7 +85,6 @@ class DistanceBias(nnx.Module):
     """Content and position biases of Transformer-XL (Dai et al. 2019)."""
 
     def __init__(self, config: StackConfig, *, rngs: nnx.Rngs):
-        """Makes the projection of distances and the two biases of the query."""
         self.width, self.dtype = config.d_model, config.dtype
         heads = {"heads": config.heads, "head_dim": config.head_dim}
         self.distance = linear(
@@ -117,7 +115,6 @@ class Attention(nnx.Module):
     """Multi-head attention, with fewer key heads where the config says so."""
 
     def __init__(self, config: StackConfig, *, rngs: nnx.Rngs):
-        """Makes the four projections, and what the positions need."""
         self.config = config
         embed = {"embed": config.d_model}
         heads = {"heads": config.heads, "head_dim": config.head_dim}
@@ -146,7 +143,6 @@ class Mlp(nnx.Module):
     """The feed-forward part, gated or not."""
 
     def __init__(self, config: StackConfig, *, rngs: nnx.Rngs):
-        """Makes two projections, or three if gated."""
         self.activation = config.activation
         embed, inner = {"embed": config.d_model}, {"mlp": config.d_ff}
         init, bias = inward(config.d_model), config.mlp_bias
@@ -166,7 +162,6 @@ class Block(nnx.Module):
     """Attention and feed-forward, each behind a norm; or both behind one."""
 
     def __init__(self, config: StackConfig, *, rngs: nnx.Rngs):
-        """Makes the parts."""
         self.norm = Norm(config, rngs=rngs)
         self.attn = Attention(config, rngs=rngs)
         self.mlp_norm = None if config.parallel_block else Norm(config, rngs=rngs)
@@ -203,10 +198,10 @@ def make_layers(config: StackConfig, rngs: nnx.Rngs) -> nnx.Module:
     return nnx.split_rngs(splits=config.layers)(make)(rngs)
 
 
-def run_layers(layers: nnx.Module, x: Array, config: StackConfig) -> Array:
+def run_layers(layers: Any, x: Array, config: StackConfig) -> Array:
     """Sends [batch, length, d_model] through the blocks that `make_layers` made."""
 
-    def block(x: Array, layer: Block) -> Array:
+    def block(x: Array, layer: Any) -> Array:
         return layer(x)
 
     if config.remat == "full":
@@ -215,9 +210,9 @@ def run_layers(layers: nnx.Module, x: Array, config: StackConfig) -> Array:
         return nnx.scan(block, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry, graph=False)(
             x, layers
         )
-    block = nnx.jit(block, graph=False)
+    run = nnx.jit(block, graph=False)
     for layer in layers:
-        x = block(x, layer)
+        x = run(x, layer)
     return x
 
 

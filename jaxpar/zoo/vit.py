@@ -14,7 +14,6 @@ class Vit(nnx.Module):
     """Dosovitskiy et al. 2021: patches, blocks, pooling, linear classifier."""
 
     def __init__(self, config: VitConfig, *, rngs: nnx.Rngs):
-        """Makes the parameters."""
         self.config = config
         side, embed = (config.patch, config.patch), {"embed": config.d_model}
         fan_in = config.patch**2 * config.channels
