@@ -297,29 +297,34 @@ def _gcd(a: int, b: int) -> int:
 
 
 def tensor_names(
-    graph: Quotient, leaf_paths: Mapping[int, str], order: Sequence[list[int]]
+    graph: Quotient,
+    weights: Mapping[int, str],
+    inputs: Mapping[int, str],
+    order: Sequence[list[int]],
 ) -> list[str]:
     """A stable name per cluster: the weight it reads, or the last one read.
 
     Names are unique; where several operators share a stem they are numbered.
+
+    Args:
+        graph: The nodes.
+        weights: Path per tensor of a parameter or of model state.
+        inputs: Path per tensor of the batch; names what comes before any weight.
+        order: The clusters.
     """
-    source: dict[int, str] = dict(leaf_paths)
+    known = dict(weights)
     stem, counts, names = "input", {}, []
     for nodes in order:
-        own = [
-            source[t]
-            for i in nodes
-            for slot in graph.nodes[i].reads
-            for t in slot
-            if t in source
-        ]
-        if own:
-            stem = own[0]
+        read = [t for i in nodes for slot in graph.nodes[i].reads for t in slot]
+        own = [known[t] for t in read if t in known]
+        stem = next(iter(own), None) or next(
+            (inputs[t] for t in read if t in inputs and stem == "input"), stem
+        )
         kinds = [graph.nodes[i].equation.primitive for i in nodes]
         kind = kinds[0] if len(kinds) == 1 else "pointwise"
         name = f"{stem}:{kind}"
         counts[name] = counts.get(name, 0) + 1
         names.append(name if counts[name] == 1 else f"{name}.{counts[name]}")
         if own and len(nodes) == 1 and kind in ("convert_element_type", "transpose"):
-            source.update(dict.fromkeys(graph.nodes[nodes[0]].results, stem))
+            known.update(dict.fromkeys(graph.nodes[nodes[0]].results, stem))
     return names

@@ -113,7 +113,15 @@ class _Lowering:
             self.read_as[t]: group_path([self.leaves[m].path for m in members])
             for t, members in graph.leaf_groups.items()
         }
-        names = tensor_names(graph, paths, groups)
+        by_role = {
+            role: {
+                self.read_as[t]: paths[self.read_as[t]]
+                for t in graph.leaf_groups
+                if (self.leaves[t].role == "batch") == (role == "batch")
+            }
+            for role in ("model", "batch")
+        }
+        names = tensor_names(graph, by_role["model"], by_role["batch"], groups)
         numbers, tensors = self._tensors(built, names, paths)
         operators = tuple(
             self._operator(c, name, numbers)

@@ -70,7 +70,7 @@ def make_model(
     return nnx_model(model, loss, wrt)
 
 
-def _linen_wrt(wrt: Any) -> str | Callable[[str], bool]:
+def _linen_wrt(wrt: Any) -> Any:
     if wrt is nnx.Param:
         return "params"
     if isinstance(wrt, str) or (callable(wrt) and not isinstance(wrt, type)):

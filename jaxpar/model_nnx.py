@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxpar.errors import ModelError
@@ -40,17 +41,15 @@ from jaxpar.user_code import (
 _NAMES_KEYS = ("out_sharding", "sharding_names", "sharding")
 """Where a variable's metadata holds its sharding names; the newest Flax first."""
 
-_Constructor = Callable[[nnx.Rngs], nnx.Module]
-
 
 def nnx_model(
-    model: _Constructor | nnx.Module, loss: Callable[..., Any], wrt: Any
+    model: Callable[..., Any] | nnx.Module, loss: Callable[..., Any], wrt: Any
 ) -> Model:
     """The pure face of an NNX model.
 
     Args:
-        model: A constructor, called once and abstractly; or a ready module, which is
-            left as it is.
+        model: A function of nnx.Rngs that builds the module, called once and
+            abstractly; or a ready module, which is left as it is.
         loss: loss(model, batch) or loss(model, batch, rngs) -> scalar or (scalar, aux).
         wrt: NNX filter of the trained variables.
 
@@ -154,7 +153,7 @@ def _values_of(values: tuple[Any, ...] | None, _key: jax.Array) -> tuple[Any, ..
 
 
 def _trace_constructor(
-    constructor: _Constructor,
+    constructor: Callable[..., Any],
 ) -> tuple[Any, Tree, Callable[[jax.Array], list[jax.Array]]]:
     """Graph, abstract state, and the traced making of its leaves."""
     by_keyword = _takes_rngs_by_keyword(constructor)
@@ -203,7 +202,7 @@ def _declare_arrays(module: nnx.Module) -> None:
         if not isinstance(node, nnx.Module):
             continue
         for name, value in list(vars(node).items()):
-            if isinstance(value, jax.core.Tracer):
+            if isinstance(value, Tracer):
                 setattr(node, name, nnx.data(value))
 
 

@@ -43,7 +43,9 @@ class Model:
         kind: "nnx" or "linen".
         init: Seed (an int or a typed key) -> parts. Equals `Model(nnx.Rngs(seed))` or
             `module.init(jax.random.key(seed), ...)` as built under jit. For a ready
-            NNX module: copies of its present values, whatever the seed.
+            NNX module: copies of its present values, whatever the seed;
+            `init(seed, values)` takes them as arguments, so that jit need not
+            compile them into the program.
         loss: (params, model_state, rngs, batch, step) -> (scalar loss, (aux,
             model_state, rngs)). What the loss does to params beside reading them is
             dropped.

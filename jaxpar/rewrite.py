@@ -7,7 +7,7 @@ addressed by path, since calls of one function share one jaxpr object.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -82,9 +82,10 @@ class _Edits:
 class _Editor:
     """Edits one jaxpr; `eqns` and `renamed` grow from its first to its last line."""
 
-    def __init__(self, edits: _Edits, mesh: Mesh):
+    def __init__(self, edits: _Edits, mesh: Mesh, in_branch: bool = False):
         self.edits = edits
         self.mesh = mesh
+        self.in_branch = in_branch
         self.eqns: list[JaxprEqn] = []
         self.renamed: dict[Var, Var] = {}
 
@@ -143,15 +144,12 @@ class _Editor:
             items = list(held) if isinstance(held, tuple) else [held]
             if index >= len(items) or not isinstance(items[index], ClosedJaxpr | Jaxpr):
                 raise ValueError(f"{name!r} has no jaxpr {index} in {parameter!r}")
-            items[index] = _edited_jaxpr(items[index], edits, self.mesh)
+            in_branch = self.in_branch or name == "cond"
+            items[index] = _edited_jaxpr(
+                items[index], _Editor(edits, self.mesh, in_branch)
+            )
             params[parameter] = tuple(items) if isinstance(held, tuple) else items[0]
         return params
-
-    def check_spec(self, spec: Spec, aval: Any) -> None:
-        axes = axes_of(spec)
-        known = len(set(axes)) == len(axes) and set(axes) <= set(self.mesh.shape)
-        if not (known and fits(spec, aval.shape, self.mesh.shape)):
-            raise ValueError(f"spec {spec} does not fit {aval} on {self.mesh.shape}")
 
     def constrained(
         self, value: Any, specs: Iterable[Spec], source: JaxprEqn | None
@@ -160,33 +158,49 @@ class _Editor:
         if isinstance(value, Literal | DropVar) or not getattr(value.aval, "ndim", 0):
             return value
         for spec in specs:
-            self.check_spec(spec, value.aval)
-            partition = PartitionSpec(*(axes or None for axes in spec))
-            sharding = NamedSharding(self.mesh, partition)
-            eqn = _template(value.aval.shape, value.aval.dtype, sharding)
-            result = Var(value.aval)
-            eqn = eqn.replace(invars=[value], outvars=[result])
-            self.eqns.append(
-                eqn.replace(source_info=source.source_info) if source else eqn
-            )
-            value = result
+            sharding = _sharding(spec, value.aval, self.mesh)
+            type_ = (value.aval.shape, value.aval.dtype)
+            for eqn in _template(*type_, sharding, self.in_branch):
+                result = Var(value.aval)
+                info = source.source_info if source else eqn.source_info
+                self.eqns.append(
+                    eqn.replace(invars=[value], outvars=[result], source_info=info)
+                )
+                value = result
         return value
 
 
-def _edited_jaxpr(
-    jaxpr: ClosedJaxpr | Jaxpr, edits: _Edits, mesh: Mesh
-) -> ClosedJaxpr | Jaxpr:
-    editor = _Editor(edits, mesh)
+def _sharding(spec: Spec, aval: Any, mesh: Mesh) -> NamedSharding:
+    axes = axes_of(spec)
+    named = len(set(axes)) == len(axes) and set(axes) <= set(mesh.shape)
+    if not (named and len(spec) == aval.ndim and fits(spec, aval.shape, mesh.shape)):
+        raise ValueError(f"spec {spec} does not fit {aval} on {dict(mesh.shape)}")
+    return NamedSharding(mesh, PartitionSpec(*(axes or None for axes in spec)))
+
+
+def _edited_jaxpr(jaxpr: ClosedJaxpr | Jaxpr, editor: _Editor) -> ClosedJaxpr | Jaxpr:
     if isinstance(jaxpr, ClosedJaxpr):
         return jaxpr.replace(jaxpr=editor.edit(jaxpr.jaxpr))
     return editor.edit(jaxpr)
 
 
 @lru_cache(maxsize=4096)
-def _template(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding) -> JaxprEqn:
-    """A constraint equation to copy, so that no private parameter is spelt out."""
+def _template(
+    shape: tuple[int, ...], dtype: Any, sharding: NamedSharding, in_branch: bool
+) -> list[JaxprEqn]:
+    """Constraint equations to copy, so that no private parameter is spelt out.
+
+    What leaves a branch, in the backward pass too, may not be a constraint itself:
+    the compiler wants the same one in all branches.
+    """
+
+    def constrain(x: jax.Array) -> jax.Array:
+        if in_branch:
+            return fence(constrain_here(fence(x)))
+        return constrain_here(x)
+
+    fence = jax.lax.optimization_barrier
+    constrain_here = partial(jax.lax.with_sharding_constraint, shardings=sharding)
     with no_mesh():  # a caller's mesh would become part of the equation
-        jaxpr = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(
-            jax.ShapeDtypeStruct(shape, dtype)
-        )
-    return jaxpr.eqns[0]
+        jaxpr = jax.make_jaxpr(constrain)(jax.ShapeDtypeStruct(shape, dtype))
+    return jaxpr.eqns

@@ -64,11 +64,11 @@ class Traced:
     leaves: tuple[Leaf, ...]
     model: Model
     batch: Tree
-    in_tree: jax.tree_util.PyTreeDef
-    out_tree: jax.tree_util.PyTreeDef
+    in_tree: Any
+    out_tree: Any
 
     @property
-    def batch_tree(self) -> jax.tree_util.PyTreeDef:
+    def batch_tree(self) -> Any:
         """Structure of the batch."""
         return jax.tree.structure(self.batch)
 

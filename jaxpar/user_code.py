@@ -78,7 +78,7 @@ def _hint(error: Exception) -> str:
             "jaxpar chooses the shardings: take out with_sharding_constraint, or name "
             "the dims by flax.linen.with_logical_constraint, which waits for rules"
         )
-    return "the original exception is above; does the same call work under jax.jit?"
+    return "it must run as it is under jax.jit"
 
 
 def _place(error: Exception) -> str:

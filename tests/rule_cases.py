@@ -72,8 +72,10 @@ def bound(case: Case) -> Bound:
 
 def _array(value: Any, dtype: Any) -> Any:
     """A NumPy array, which is cut without a compiler; keys stay what they are."""
-    return value if jnp.issubdtype(dtype, jax.dtypes.extended) else np.asarray(
-        value, dtype
+    return (
+        value
+        if jnp.issubdtype(dtype, jax.dtypes.extended)
+        else np.asarray(value, dtype)
     )
 
 
@@ -138,7 +140,9 @@ def _pointwise(name: str) -> Case:
     return Case(name, call, (x,) * _ARITY.get(name, 1))
 
 
-def _cases(name: str, *calls: tuple[Callable[..., Any], *tuple[Any, ...]]) -> list[Case]:
+def _cases(
+    name: str, *calls: tuple[Callable[..., Any], *tuple[Any, ...]]
+) -> list[Case]:
     return [Case(name, call, tuple(inputs)) for call, *inputs in calls]
 
 
@@ -344,9 +348,10 @@ SHAPES = [
         "bitcast_convert_type",
         (lambda x: lax.bitcast_convert_type(x, jnp.int32), X),
         (lambda x: lax.bitcast_convert_type(x, jnp.int16), X),
-        (lambda x: lax.bitcast_convert_type(x, jnp.float32), integers(9, 4, 2).astype(
-            "int16"
-        )),
+        (
+            lambda x: lax.bitcast_convert_type(x, jnp.float32),
+            integers(9, 4, 2).astype("int16"),
+        ),
     ),
     *_cases("iota", (lambda: lax.broadcasted_iota(jnp.int32, (4, 6), 1),)),
 ]
@@ -409,7 +414,9 @@ def _rows(x: jax.Array, i: jax.Array) -> jax.Array:
 
 
 _ROW_UPDATES = lax.ScatterDimensionNumbers(
-    update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,)
+    update_window_dims=(1,),
+    inserted_window_dims=(0,),
+    scatter_dims_to_operand_dims=(0,),
 )
 _BATCHED_UPDATES = lax.ScatterDimensionNumbers(
     update_window_dims=(),
@@ -466,7 +473,9 @@ SORTING = [
 _SQUARE = reals(2, 4, 4)
 _POSITIVE = _SQUARE @ _SQUARE.mT + jnp.eye(4)
 LINEAR_ALGEBRA = [
-    *_cases("cholesky", (partial(lax.linalg.cholesky, symmetrize_input=False), _POSITIVE)),
+    *_cases(
+        "cholesky", (partial(lax.linalg.cholesky, symmetrize_input=False), _POSITIVE)
+    ),
     *_cases("eigh", (partial(lax.linalg.eigh, symmetrize_input=False), _POSITIVE)),
     *_cases("lu", (lax.linalg.lu, _SQUARE)),
     *_cases("svd", (partial(lax.linalg.svd, compute_uv=False), reals(2, 6, 4))),
@@ -490,10 +499,18 @@ LINEAR_ALGEBRA = [
     ),
     *_cases(
         "lu_pivots_to_permutation",
-        (partial(lax.linalg.lu_pivots_to_permutation, permutation_size=4),
-         jnp.asarray([[1, 1, 2, 3], [0, 3, 2, 3]])),
+        (
+            partial(lax.linalg.lu_pivots_to_permutation, permutation_size=4),
+            jnp.asarray([[1, 1, 2, 3], [0, 3, 2, 3]]),
+        ),
     ),
-    *_cases("fft", (partial(primitive("fft").bind, fft_type=lax.FftType.RFFT, fft_lengths=(6,)), X)),
+    *_cases(
+        "fft",
+        (
+            partial(primitive("fft").bind, fft_type=lax.FftType.RFFT, fft_lengths=(6,)),
+            X,
+        ),
+    ),
 ]
 
 RANDOM = [

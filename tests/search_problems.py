@@ -34,9 +34,7 @@ def random_problem(
     return SearchProblem(
         names=tuple(f"v{i}" for i in range(variables)),
         cost_s=tuple(costs(k) for k in sizes),
-        edges=tuple(
-            Edge(int(i), int(j), costs(sizes[i], sizes[j])) for i, j in pairs
-        ),
+        edges=tuple(Edge(int(i), int(j), costs(sizes[i], sizes[j])) for i, j in pairs),
         memory_bytes=tuple(
             rng.integers(0, 2 ** rng.integers(1, 20), k).astype(float) for k in sizes
         ),
@@ -48,8 +46,9 @@ def random_problem(
 class _Builder:
     """Operators with factors (letters), each mesh axis splitting one or none."""
 
-    def __init__(self, rng, sizes, axes, free):
+    def __init__(self, rng, sizes, axes, free, jitter):
         self.rng, self.sizes, self.axes, self.free = rng, sizes, axes, free
+        self.jitter = jitter
         self.names, self.cost, self.memory, self.edges = [], [], [], []
         self.strategies, self.outputs = [], []
 
@@ -64,7 +63,8 @@ class _Builder:
             s
             for s in itertools.product([*letters, None], repeat=len(self.axes))
             if all(
-                self.sizes[c] % math.prod(a for a, d in zip(self.axes, s) if d == c) == 0
+                self.sizes[c] % math.prod(a for a, d in zip(self.axes, s) if d == c)
+                == 0
                 for c in letters
             )
         ]
@@ -84,7 +84,7 @@ class _Builder:
                     seconds += LATENCY_S + 2 * shard * (a - 1) / a / BYTES_PER_S
             cost.append(seconds + out_bytes / _split(self.axes, s, output) / 1e12)
             memory.append(out_bytes / _split(self.axes, s, output))
-        jitter = 1 + 0.05 * self.rng.random(len(cost))
+        jitter = 1 + self.jitter * self.rng.random(len(cost))
         self.cost.append(np.array(cost) * jitter)
         self.memory.append(np.array(memory))
         self.strategies.append(strategies)
@@ -142,12 +142,13 @@ def transformer(
     seed: int = 0,
     free: bool = True,
     tangled: bool = False,
+    jitter: float = 0.05,
     limit: float = math.inf,
 ) -> SearchProblem:
     """Decoder blocks, every operator with its own strategy over all mesh axes."""
     rng = np.random.default_rng(seed)
     sizes = dict(b=16, s=2048, d=2048, h=16, e=128, f=8192, t=2048, v=32768)
-    build = _Builder(rng, sizes, axes, free)
+    build = _Builder(rng, sizes, axes, free, jitter)
     tokens = 16 * 2048
     x = build.operator("embed", "bsd", [], 0.0, "vd")
     rotary, mask = [], []

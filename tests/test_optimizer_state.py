@@ -78,8 +78,8 @@ OPTIMIZERS: Mapping[str, Any] = {
 
 
 def state_of(optimizer: Any) -> Any:
-    struct = lambda path: jax.ShapeDtypeStruct(PARAMETERS[path][0], jnp.bfloat16)
-    return jax.eval_shape(optimizer.init, tree(struct))
+    params = tree(lambda path: jax.ShapeDtypeStruct(PARAMETERS[path][0], jnp.bfloat16))
+    return jax.eval_shape(optimizer.init, params)
 
 
 def specs_by_path(state: Any) -> dict[str, tuple[tuple[int, ...], Spec]]:

@@ -206,10 +206,13 @@ def flat(program: Any) -> tuple[Callable[..., Any], ClosedJaxpr, Any]:
     return as_function, closed, args
 
 
+def plain(x: Any) -> Any:
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(x) if is_key else x
+
+
 def numbers(tree: Any) -> list[np.ndarray]:
-    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    leaves = jax.tree.leaves(tree)
-    return [np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in leaves]
+    return [np.array(plain(x)) for x in jax.tree.leaves(tree)]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -247,8 +250,7 @@ def names(jaxpr: Jaxpr) -> list[str]:
 def specs(jaxpr: Jaxpr) -> list[Spec]:
     eqns = [e for e in jaxpr.eqns if e.primitive.name == "sharding_constraint"]
     dims = [e.params["sharding"].spec for e in eqns]
-    as_axes = lambda d: (d,) if isinstance(d, str) else tuple(d or ())
-    return [tuple(as_axes(d) for d in spec) for spec in dims]
+    return [tuple((d,) if d else () for d in spec) for spec in dims]
 
 
 def test_after_reaches_every_later_use_in_order(mesh: Mesh) -> None:
@@ -331,7 +333,10 @@ def test_cotangents_and_recomputation_are_constrained_too(mesh: Mesh) -> None:
 
 def test_key_arrays_can_be_constrained_and_scalars_have_no_layout(mesh: Mesh) -> None:
     keys = jax.random.split(jax.random.key(0), 8)
-    draw = lambda keys: jax.vmap(lambda k: jax.random.normal(k, (4,)))(keys).sum()
+
+    def draw(keys: jax.Array) -> jax.Array:
+        return jax.vmap(lambda k: jax.random.normal(k, (4,)))(keys).sum()
+
     closed = jax.make_jaxpr(draw)(keys)
     constraints = {
         Site((), -1, 0, "input"): ((("data",),),),
@@ -366,7 +371,7 @@ def test_the_callers_mesh_does_not_leak_in(mesh: Mesh) -> None:
         (Site((), 0, 0, "after"), (("data",), ("data",)), "does not fit"),
         (Site((), 0, 0, "after"), (("stage",), ()), "does not fit"),
         (Site((), -1, 0, "input"), ((), ("data", "model")), "does not fit"),
-        (Site((), -1, 0, "input"), (("data",),), "shorter|does not fit"),
+        (Site((), -1, 0, "input"), (("data",),), "does not fit"),
     ],
 )
 def test_impossible_constraints_are_refused(

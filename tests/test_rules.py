@@ -2,8 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, reduce
 from typing import Any
 
 import hypothesis
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rule_cases import CASES, POINTWISE, Bound, bound
 
 from jaxpar.errors import RuleError
@@ -29,6 +29,9 @@ from jaxpar.rules import (
 
 PASS, REDUCE, WHOLE = FactorKind.PASS, FactorKind.REDUCE, FactorKind.WHOLE
 MARKS = {PASS: "", REDUCE: "+", WHOLE: "!"}
+Operands = tuple[Any, ...]
+Combination = Callable[[Bound, int, int, Operands], list[Any]]
+OTHERS = range(len(POINTWISE), len(CASES))
 NAMES = [
     f"{name}-{k}"
     for name, cases in itertools.groupby(CASES, lambda case: case.name)
@@ -36,7 +39,7 @@ NAMES = [
 ]
 
 
-@lru_cache(maxsize=None)
+@cache
 def bound_case(index: int) -> Bound:
     return bound(CASES[index])
 
@@ -148,29 +151,22 @@ def test_factors_stand_where_their_kind_says(index: int) -> None:
 # Splitting as they say changes no result.
 
 
-def shardable(bound: Bound) -> Iterator[int]:
-    for f, factor in enumerate(bound.rule.factors):
-        if factor.kind is not WHOLE:
-            yield f
-
-
-SPLITS = [(i, f) for i in range(len(CASES)) for f in shardable(bound_case(i))]
-SPLIT_NAMES = [f"{NAMES[i]}-{'abcdefgh'[f]}" for i, f in SPLITS]
+def shardable(rule: FactorRule) -> list[int]:
+    return [f for f, factor in enumerate(rule.factors) if factor.kind is not WHOLE]
 
 
 def part(value: Any, dims: Dims, factor: int, index: int, count: int) -> Any:
     """One of several equal parts of an array along the dim of a factor."""
-    for d, f in enumerate(dims):
-        if f == factor:
-            return np.split(value, count, axis=d)[index]
-    return value
+    if factor not in dims:
+        return value
+    return jnp.split(value, count, axis=dims.index(factor))[index]
 
 
 def only(value: Any, dims: Dims, factor: int, index: int, count: int) -> Any:
     """An array that is zero but in one of several equal parts."""
     d = dims.index(factor)
     place = np.indices(value.shape)[d] // (value.shape[d] // count)
-    return np.where(place == index, value, np.zeros_like(value))
+    return jnp.where(place == index, value, jnp.zeros_like(value))
 
 
 def part_params(bound: Bound, factor: int, count: int) -> dict[str, Any]:
@@ -183,7 +179,6 @@ def part_params(bound: Bound, factor: int, count: int) -> dict[str, Any]:
         )
 
     result = bound.equation.outvars[0].aval.shape
-    table = bound.operands[0].shape if bound.operands else ()
     match bound.primitive:
         case "reshape":
             params["new_sizes"] = smaller(result, rule.results[0])
@@ -194,214 +189,329 @@ def part_params(bound: Bound, factor: int, count: int) -> dict[str, Any]:
         case "slice":
             params["limit_indices"] = smaller(params["limit_indices"], rule.operands[0])
         case "gather":
+            table = bound.operands[0].shape
             sizes = zip(params["slice_sizes"], table, rule.operands[0], strict=True)
             params["slice_sizes"] = tuple(
-                n // count if f == factor and n == full > 1 else n
-                for n, full, f in sizes
+                n // count if f == factor and n == full else n for n, full, f in sizes
             )
         case "conv_general_dilated":
-            numbers = params["dimension_numbers"]
-            out = rule.operands[1][numbers.rhs_spec[0]]
+            out = rule.operands[1][params["dimension_numbers"].rhs_spec[0]]
             for name in ("feature_group_count", "batch_group_count"):
                 if out == factor and params[name] > 1:
                     params[name] //= count
     return params
 
 
-def run_parts(bound: Bound, factor: int, count: int) -> list[list[Any]]:
+def run_parts(bound: Bound, factor: int, count: int, operands: Operands) -> list[Any]:
     """The results of the primitive on each part of its operands."""
     params = part_params(bound, factor, count)
+    pairs = list(zip(operands, bound.rule.operands, strict=True))
     return [
-        bound.run(
-            tuple(
-                part(value, dims, factor, index, count)
-                for value, dims in zip(bound.operands, bound.rule.operands, strict=True)
-            ),
-            params,
-        )
-        for index in range(count)
-    ]
-
-
-def combine_argument(bound: Bound, factor: int, count: int) -> list[Any]:
-    """Each part's best, and of these the best."""
-    (value,), (dims,) = bound.operands, bound.rule.operands
-    axis = dims.index(factor)
-    size = value.shape[axis] // count
-    pick, best = {
-        "argmax": (np.argmax, np.max), "argmin": (np.argmin, np.min)
-    }[bound.primitive]
-    parts = [part(value, dims, factor, k, count) for k in range(count)]
-    places = [
-        bound.run((p,))[0] + k * size for k, p in enumerate(parts)
-    ]
-    winner = pick(np.stack([best(p, axis) for p in parts]), axis=0)
-    return [np.choose(winner, places)]
-
-
-def combine_lookups(bound: Bound, factor: int, count: int) -> list[Any]:
-    """Each device looks up what it holds, and zeros else."""
-    table, indices = bound.operands
-    dims = bound.rule.operands[0]
-    masked = [only(table, dims, factor, k, count) for k in range(count)]
-    return [sum(bound.run((m, indices))[0] for m in masked)]
-
-
-def combine_scatters(bound: Bound, factor: int, count: int) -> list[Any]:
-    """The array is counted once; the other parts start from the neutral element."""
-    array, *rest = bound.operands
-    neutral, combine = {
-        "scatter-add": (0.0, np.add),
-        "scatter-sub": (0.0, np.add),
-        "scatter-mul": (1.0, np.multiply),
-        "scatter-min": (np.inf, np.minimum),
-        "scatter-max": (-np.inf, np.maximum),
-    }[bound.primitive]
-    found = None
-    for k in range(count):
-        start = array if k == 0 else np.full_like(array, neutral)
-        parts = (
-            part(value, dims, factor, k, count)
-            for value, dims in zip(rest, bound.rule.operands[1:], strict=True)
-        )
-        (result,) = bound.run((start, *parts))
-        found = result if found is None else combine(found, result)
-    return [found]
-
-
-def combine_groups(bound: Bound, factor: int, count: int) -> list[Any]:
-    """Each device holds the weights of some groups, and zeros for the others."""
-    lhs, rhs, sizes = bound.operands
-    dims = bound.rule.operands[1]
-    masked = [only(rhs, dims, factor, k, count) for k in range(count)]
-    return [sum(bound.run((lhs, m, sizes))[0] for m in masked)]
-
-
-def combine_rows(bound: Bound, factor: int, count: int) -> list[Any]:
-    """Each device finds out how much of each group lies in its rows."""
-    lhs, rhs, sizes = bound.operands
-    dims = bound.rule.operands[0]
-    axis = dims.index(factor)
-    rows = lhs.shape[axis] // count
-    ends = np.cumsum(sizes, axis=-1)
-    found = [
-        bound.run(
-            (
-                part(lhs, dims, factor, k, count),
-                rhs,
-                np.clip(ends, k * rows, (k + 1) * rows)
-                - np.clip(ends - sizes, k * rows, (k + 1) * rows),
-            )
-        )[0]
+        bound.run(tuple(part(x, dims, factor, k, count) for x, dims in pairs), params)
         for k in range(count)
     ]
-    return [np.concatenate(found, axis=axis)]
 
 
-Combination = Callable[[Bound, int, int], list[Any]]
-SPECIAL: dict[tuple[str, FactorKind], Combination] = {
-    ("argmax", REDUCE): combine_argument,
-    ("argmin", REDUCE): combine_argument,
-    ("gather", REDUCE): combine_lookups,
-    **{
-        (f"scatter-{name}", REDUCE): combine_scatters
-        for name in ("add", "sub", "mul", "min", "max")
-    },
-}
+def combine_argument(
+    bound: Bound, factor: int, count: int, operands: Operands
+) -> list[Any]:
+    """Each part's best, and of these the best."""
+    axis = bound.rule.operands[0].index(factor)
+    parts = jnp.split(operands[0], count, axis)
+    size = parts[0].shape[axis]
+    places = [bound.run((p,))[0] + k * size for k, p in enumerate(parts)]
+    pick, best = jnp.argmax, jnp.max
+    if bound.primitive == "argmin":
+        pick, best = jnp.argmin, jnp.min
+    winner = pick(jnp.stack([best(p, axis) for p in parts]), axis=0)
+    return [jnp.take_along_axis(jnp.stack(places), winner[None], axis=0)[0]]
+
+
+def combine_masked(
+    bound: Bound, factor: int, count: int, operands: Operands
+) -> list[Any]:
+    """Each device holds a part of the table or weights, and sees zeros else."""
+    slot = {"gather": 0, "ragged_dot_general": 1}[bound.primitive]
+    dims = bound.rule.operands[slot]
+    total = jnp.zeros(())
+    for k in range(count):
+        held = only(operands[slot], dims, factor, k, count)
+        total += bound.run((*operands[:slot], held, *operands[slot + 1 :]))[0]
+    return [total]
+
+
+def combine_scatters(
+    bound: Bound, factor: int, count: int, operands: Operands
+) -> list[Any]:
+    """The array is counted once; the other parts start from the neutral element."""
+    array, *rest = operands
+    neutral, combine = {
+        "scatter-add": (0.0, jnp.add),
+        "scatter-sub": (0.0, jnp.add),
+        "scatter-mul": (1.0, jnp.multiply),
+        "scatter-min": (jnp.inf, jnp.minimum),
+        "scatter-max": (-jnp.inf, jnp.maximum),
+    }[bound.primitive]
+    pairs = list(zip(rest, bound.rule.operands[1:], strict=True))
+    total = jnp.full_like(array, neutral)
+    for k in range(count):
+        start = array if k == 0 else jnp.full_like(array, neutral)
+        parts = (part(x, dims, factor, k, count) for x, dims in pairs)
+        total = combine(total, bound.run((start, *parts))[0])
+    return [total]
+
+
+def combine_rows(
+    bound: Bound, factor: int, count: int, operands: Operands
+) -> list[Any]:
+    """Each device finds out how much of each group lies in its rows."""
+    lhs, rhs, sizes = operands
+    axis = bound.rule.operands[0].index(factor)
+    ends = jnp.cumsum(sizes, axis=-1)
+    found: list[Any] = []
+    for k, rows in enumerate(jnp.split(lhs, count, axis)):
+        first, last = k * rows.shape[axis], (k + 1) * rows.shape[axis]
+        own = jnp.clip(ends, first, last) - jnp.clip(ends - sizes, first, last)
+        found += bound.run((rows, rhs, own))
+    return [jnp.concatenate(found, axis=axis)]
+
+
+def combine_plain(
+    bound: Bound, factor: int, count: int, operands: Operands
+) -> list[Any]:
+    """Passed factors: parts side by side. Reduced ones: parts combined."""
+    parts = run_parts(bound, factor, count, operands)
+    if bound.rule.factors[factor].kind is REDUCE:
+        reducer = REDUCERS.get(bound.primitive, jnp.add)
+        return [reduce(reducer, column) for column in zip(*parts, strict=True)]
+    columns = zip(bound.rule.results, zip(*parts, strict=True), strict=True)
+    return [
+        jnp.concatenate(column, dims.index(factor)) if factor in dims else column[-1]
+        for dims, column in columns
+    ]
+
+
 REDUCERS = {
-    "reduce_max": np.maximum,
-    "reduce_min": np.minimum,
-    "reduce_prod": np.multiply,
-    "reduce_and": np.logical_and,
-    "reduce_or": np.logical_or,
+    "reduce_max": jnp.maximum,
+    "reduce_min": jnp.minimum,
+    "reduce_prod": jnp.multiply,
+    "reduce_and": jnp.logical_and,
+    "reduce_or": jnp.logical_or,
 }
 BY_PLACE = ("iota", "random_bits")
 """Made by each device for its own place: nothing to cut."""
 
 
-def special(bound: Bound, factor: int) -> Combination | None:
+def combination(bound: Bound, factor: int) -> Combination:
+    """How parts make the whole."""
+    kind = bound.rule.factors[factor].kind
     if bound.primitive == "ragged_dot_general":
         lhs, rhs, sizes = bound.rule.operands
-        if factor in rhs and factor not in lhs and factor not in bound.rule.results[0]:
-            return combine_groups
+        if factor in rhs and factor not in lhs and kind is REDUCE:
+            return combine_masked
         if factor in lhs and factor not in rhs and factor not in sizes:
             return combine_rows
-    return SPECIAL.get((bound.primitive, bound.rule.factors[factor].kind))
+    if kind is REDUCE and bound.primitive.startswith("scatter"):
+        return combine_scatters
+    if kind is REDUCE:
+        special = {
+            "gather": combine_masked,
+            "argmax": combine_argument,
+            "argmin": combine_argument,
+        }
+        return special.get(bound.primitive, combine_plain)
+    return combine_plain
 
 
-def combined(bound: Bound, factor: int, count: int) -> list[Any]:
-    """The results of all parts, put together as the kind of the factor says."""
-    if combination := special(bound, factor):
-        return combination(bound, factor, count)
-    parts = run_parts(bound, factor, count)
-    if bound.rule.factors[factor].kind is REDUCE:
-        reducer = REDUCERS.get(bound.primitive, np.add)
-        first, *others = parts
-        for other in others:
-            first = [reducer(a, b) for a, b in zip(first, other, strict=True)]
-        return first
-    found = []
-    for dims, column in zip(bound.rule.results, zip(*parts, strict=True), strict=True):
-        if factor in dims:
-            found.append(np.concatenate(column, axis=dims.index(factor)))
-        else:
-            for other in column[1:]:
-                assert_equal(other, column[0])
-            found.append(column[0])
+def whole_and_parts(bound: Bound, operands: Operands) -> dict[str, list[Any]]:
+    """The results as they are, and from the parts along each factor."""
+    found = {"whole": bound.run(operands)}
+    for f in shardable(bound.rule):
+        size = bound.rule.factors[f].size
+        count = next(n for n in range(2, size + 1) if size % n == 0)
+        found[f"parts of {f}"] = combination(bound, f)(bound, f, count, operands)
     return found
 
 
+def assert_same(found: dict[str, list[Any]]) -> None:
+    expected = found.pop("whole")
+    for parts in found.values():
+        for a, b in zip(parts, expected, strict=True):
+            assert_equal(a, b)
+
+
 def assert_equal(found: Any, expected: Any) -> None:
+    assert found.shape == expected.shape
     np.testing.assert_allclose(
-        np.asarray(found, np.complex128), np.asarray(expected, np.complex128), rtol=1e-5,
+        np.asarray(found, np.complex128),
+        np.asarray(expected, np.complex128),
+        rtol=1e-5,
         atol=1e-6,
     )
 
 
-@pytest.mark.parametrize(("index", "factor"), SPLITS, ids=SPLIT_NAMES)
-def test_parts_make_the_whole(index: int, factor: int) -> None:
+@pytest.mark.parametrize("index", OTHERS, ids=[NAMES[i] for i in OTHERS])
+def test_parts_make_the_whole(index: int) -> None:
     bound = bound_case(index)
     if bound.primitive in BY_PLACE:
-        assert not any(factor in dims for dims in bound.rule.operands)
+        assert all(f is None for dims in bound.rule.operands for f in dims)
         return
-    size = bound.rule.factors[factor].size
-    count = next(n for n in range(2, size + 1) if size % n == 0)
-    whole = bound.run(bound.operands)
-    for found, expected in zip(combined(bound, factor, count), whole, strict=True):
-        assert found.shape == expected.shape
-        assert_equal(found, expected)
+    program = jax.jit(lambda operands: whole_and_parts(bound, operands))
+    assert_same(program(bound.operands))
 
 
-COMPILED = [
-    (name, index, factor)
-    for name, (index, factor) in zip(SPLIT_NAMES, SPLITS, strict=True)
-    if bound_case(index).rule.factors[factor].size % 2 == 0
-    and (CASES[index] not in POINTWISE or bound_case(index).primitive in ("exp", "add"))
-]
+def test_parts_of_pointwise_operators_make_the_whole() -> None:
+    bounds = [bound_case(i) for i in range(len(POINTWISE))]
+    program = jax.jit(
+        lambda inputs: [
+            whole_and_parts(b, operands)
+            for b, operands in zip(bounds, inputs, strict=True)
+        ]
+    )
+    for found in program([b.operands for b in bounds]):
+        assert_same(found)
+
+
+@pytest.mark.parametrize("index", OTHERS, ids=[NAMES[i] for i in OTHERS])
+def test_compiler_splits_all_factors_at_once(index: int) -> None:
+    bound = bound_case(index)
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("x", "y", "z"))
+    split = [f for f in shardable(bound.rule) if bound.rule.factors[f].size % 2 == 0]
+
+    def shardings(
+        sides: tuple[Dims, ...], axes: dict[int | None, str]
+    ) -> list[NamedSharding]:
+        specs = (PartitionSpec(*map(axes.get, dims)) for dims in sides)
+        return [NamedSharding(mesh, spec) for spec in specs]
+
+    for some in (split[:3], split[3:6]):
+        if not some:
+            continue
+        axes = dict(zip(some, mesh.axis_names, strict=False))
+        program = jax.jit(
+            lambda *operands: bound.run(operands),
+            in_shardings=shardings(bound.rule.operands, axes),
+            out_shardings=shardings(bound.rule.results, axes),
+        )
+        results = program(*bound.operands)
+        for found, expected in zip(results, bound.run(bound.operands), strict=True):
+            assert_equal(found, expected)
+
+
+@st.composite
+def reshapes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Two shapes of as many elements."""
+    primes = draw(st.lists(st.sampled_from((1, 2, 2, 3)), max_size=6))
+
+    def shape(factors: list[int]) -> tuple[int, ...]:
+        cuts = draw(st.sets(st.integers(1, max(1, len(factors) - 1))))
+        edges = [0, *sorted(cuts), len(factors)]
+        return tuple(math.prod(factors[a:b]) for a, b in itertools.pairwise(edges))
+
+    return shape(primes), shape(draw(st.permutations(primes)))
+
+
+@hypothesis.given(reshapes())
+def test_reshape_keeps_parts_together(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
+    before, after = shapes
+    float32 = np.dtype("float32")
+    rule = rule_for(
+        "reshape", (ArrayType(before, float32),), (ArrayType(after, float32),), {}
+    )
+    (source,), (target,) = rule.operands, rule.results
+    values = np.arange(math.prod(before)).reshape(before)
+    for f, factor in enumerate(rule.factors):
+        assert factor.kind is (PASS if f in source and f in target else WHOLE)
+        if factor.kind is WHOLE:
+            continue
+        for count in (n for n in range(2, factor.size + 1) if factor.size % n == 0):
+            d = target.index(f)
+            part_shape = (*after[:d], after[d] // count, *after[d + 1 :])
+            parts = np.split(values, count, source.index(f))
+            whole = np.concatenate([p.reshape(part_shape) for p in parts], d)
+            assert (whole == values.reshape(after)).all()
+
+
+@hypothesis.given(reshapes())
+def test_reshape_splits_the_leading_dims_as_far_as_possible(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
+    float32 = np.dtype("float32")
+    before, after = (ArrayType(shape, float32) for shape in shapes)
+    rule = rule_for("reshape", (before,), (after,), {})
+    first, second = (next((n for n in shape if n > 1), 1) for shape in shapes)
+    passed = [factor.size for factor in rule.factors if factor.kind is PASS]
+    expected = math.gcd(first, second)
+    assert passed[:1] == [expected] if expected > 1 else first == 1 or PASS
+
+
+# What is refused, and what users add.
+
+
+def test_unknown_primitive_is_refused_by_name() -> None:
+    operand = ArrayType((4, 6), np.dtype("float32"))
+    with pytest.raises(RuleError, match=r"'my_kernel' \(float32\[4, 6\]\) at blocks/0"):
+        rule_for("my_kernel", (operand,), (operand,), {}, "blocks/0")
 
 
 @pytest.mark.parametrize(
-    ("index", "factor"),
-    [split for _, *split in COMPILED],
-    ids=[name for name, *_ in COMPILED],
+    "rule",
+    [
+        FactorRule((Factor(4),), ((0,),), ((0, None),)),
+        FactorRule((Factor(4), Factor(5)), ((0, 1),), ((0, 1),)),
+        FactorRule((Factor(4),), (), ((0, None),)),
+    ],
+    ids=["rank", "size", "operands"],
 )
-def test_compiler_accepts_the_split(index: int, factor: int) -> None:
-    bound = bound_case(index)
-    mesh = jax.make_mesh(
-        (2,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2]
+def test_rule_that_contradicts_the_shapes_is_refused(
+    rule: FactorRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxpar.rules.rule._RULES", {})
+    factor_rule("my_kernel")(lambda *_: rule)
+    operand = ArrayType((4, 6), np.dtype("float32"))
+    with pytest.raises(RuleError, match="factor rule of primitive 'my_kernel'"):
+        rule_for("my_kernel", (operand,), (operand,), {})
+
+
+@pytest.mark.parametrize("dims", [(0, 0), (0, 1), (-1, None)])
+def test_rule_that_contradicts_itself_is_refused(dims: Dims) -> None:
+    with pytest.raises(RuleError):
+        FactorRule((Factor(4),), (dims,), ())
+
+
+def test_registered_rule_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxpar.rules.rule._RULES", {})
+    rule = FactorRule((Factor(4), Factor(6, WHOLE)), ((0, 1),), ((0, 1),))
+    factor_rule("my_kernel", "my_other_kernel")(lambda *_: rule)
+    operand = ArrayType((4, 6), np.dtype("float32"))
+    assert known_primitives() == {"my_kernel", "my_other_kernel"}
+    assert rule_for("my_other_kernel", (operand,), (operand,), {}) is rule
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_fused_attention_splits_batch_and_heads(heads_first: bool) -> None:
+    def array(*shape: int) -> ArrayType:
+        if heads_first and len(shape) == 4:
+            shape = (shape[0], shape[2], shape[1], shape[3])
+        return ArrayType(shape, np.dtype("float32"))
+
+    query, key = array(2, 16, 8, 4), array(2, 32, 4, 4)
+    bias = ArrayType((1, 8, 16, 32), np.dtype("float32"))
+    unused = array(0)
+    rule = rule_for(
+        "dot_product_attention_fwd_wrapper",
+        (query, key, key, bias, array(2), array(2), *(unused,) * 4),
+        (query, array(2, 8, 16)),
+        {"layout": int(heads_first)},
     )
-
-    def shardings(sides: tuple[Dims, ...]) -> list[NamedSharding]:
-        specs = ([("x" if f == factor else None) for f in dims] for dims in sides)
-        return [NamedSharding(mesh, PartitionSpec(*spec)) for spec in specs]
-
-    def call(*operands: Any) -> list[Any]:
-        return bound.run(operands)
-
-    inputs, outputs = shardings(bound.rule.operands), shardings(bound.rule.results)
-    compiled = jax.jit(call, in_shardings=inputs, out_shardings=outputs)
-    whole = bound.run(bound.operands)
-    for found, expected in zip(compiled(*bound.operands), whole, strict=True):
-        assert_equal(found, expected)
-
-
+    heads = 1 if heads_first else 2
+    passed = [f for f in rule.factors if f.kind is PASS]
+    assert passed == [Factor(2), Factor(4)]
+    for dims in (*rule.operands[:3], rule.results[0]):
+        assert (dims[0], dims[heads]) == (0, 1)
+    assert rule.operands[3][:2] == (None, 1)
+    assert rule.operands[4:6] == ((0,), (0,))
+    assert rule.results[1][:2] == (0, 1)
+    assert rule.flops == 4 * (2 * 16 * 32) * 8 * 4

@@ -18,8 +18,11 @@ SEQUENTIAL = ("rng_bit_generator", "rng_uniform", "random_gamma")
 FOREIGN = ("pure_callback", "debug_callback", "debug_print", "custom_linear_solve")
 """Nothing is known of what they call."""
 
+SCALAR = ("platform_index",)
+"""Which branch to take on which backend."""
 
-@factor_rule(*KEYS, *SEQUENTIAL, *FOREIGN)
+
+@factor_rule(*KEYS, *SEQUENTIAL, *FOREIGN, *SCALAR)
 def opaque(
     operands: tuple[ArrayType, ...],
     results: tuple[ArrayType, ...],

@@ -167,10 +167,8 @@ def make_schedule(network: Network, order: Order) -> Schedule:
     edges: list[np.ndarray] = []
     for (i, j), table in network.edges.items():
         p, q = place[i], place[j]
-        if p > q:
-            p, q, table = q, p, table.T
-        buckets[p].append(((q,), count + len(edges)))
-        edges.append(table)
+        buckets[min(p, q)].append(((max(p, q),), count + len(edges)))
+        edges.append(table if p < q else table.T)
     first = count + len(edges)
     sizes = [network.sizes[v] for v in order.variables]
     steps: list[Step] = []
@@ -323,8 +321,7 @@ def _eliminate(step: Step, tables: Sequence[np.ndarray]) -> np.ndarray:
     for start in range(0, length, width):
         total = parts[0]
         for part in parts[1:]:
-            if part.shape[1] > 1:
-                part = part[:, start : start + width]
-            total = total + part
+            whole = part.shape[1] == 1
+            total = total + (part if whole else part[:, start : start + width])
         blocks.append(np.minimum.reduce(total, axis=0))
     return np.concatenate(blocks)

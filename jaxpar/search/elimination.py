@@ -46,7 +46,9 @@ def eliminate(
             program takes over.
     """
     incumbent = Incumbent(problem)
-    effort = Effort(relative_gap, incumbent.started + time_limit_s, most_labels, largest_table)
+    effort = Effort(
+        relative_gap, incumbent.started + time_limit_s, most_labels, largest_table
+    )
     return _Elimination(incumbent, effort).solve()
 
 
@@ -115,7 +117,7 @@ class _Elimination:
         exact = contract(network, order, self.incumbent, self.effort, price)
         self.bound = max(self.bound, exact.lower_bound_s)
         self.stats |= {"prices": exact.prices, "labels": exact.labels}
-        if not self._done():
+        if self.bound < math.inf and not self._done():
             self._integer_program(exact.network)
 
     def _integer_program(self, network: Network) -> None:

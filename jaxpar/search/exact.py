@@ -12,6 +12,7 @@ from jaxpar.search.problem import Incumbent
 FIRST_PRICES = 4
 """Prices tried before choices are struck out for the first time."""
 
+
 @dataclass(frozen=True)
 class Exact:
     """What contraction could certify; the plan itself is the incumbent.
@@ -66,7 +67,8 @@ def contract(
             bound = max(bound, frontier.close(bound))
             labels += frontier.labels
             if not frontier.worthwhile():
-                break
+                network = restrict(contraction.network, frontier.below())
+                return Exact(bound, dual.price, network, dual.rounds, labels)
             continue
         dual = ascend(contraction, incumbent, start=dual)
         bound = max(bound, dual.lower_bound_s)

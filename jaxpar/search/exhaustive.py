@@ -49,9 +49,12 @@ def exhaustive(problem: SearchProblem) -> Solution:
             seconds += spread(edge.cost_s.T, edge.second, edge.first)
     least = float(memory[seconds < math.inf].min(initial=math.inf))
     if least == math.inf or not problem.fits(least):
-        return incumbent.infeasible("exhaustive", least if least < math.inf else None, {})
+        smallest = least if least < math.inf else None
+        return incumbent.infeasible("exhaustive", smallest, {})
     fits = memory <= problem.memory_limit_bytes * (1 + 1e-12)
     best = int(np.where(fits, seconds, math.inf).argmin())
-    place = np.unravel_index(best, shape)
-    incumbent.offer([int(place[axis[v]]) if v in axis else 0 for v in range(len(sizes))])
+    place = np.unravel_index(best, shape) if shape else ()
+    incumbent.offer(
+        [int(place[axis[v]]) if v in axis else 0 for v in range(len(sizes))]
+    )
     return incumbent.solution("exhaustive", incumbent.objective_s, {})

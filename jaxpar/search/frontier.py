@@ -20,7 +20,6 @@ from jaxpar.search.problem import CERTAIN, Incumbent
 ROUNDING = 1e-12
 """Labels whose seconds differ by less than this share of the plan's are equal."""
 
-
 MOST_TICKS = 2.0**61
 """Range of the integers that labels are compared by."""
 
@@ -34,7 +33,7 @@ WORTHWHILE = 0.2
 """Share of the choices that has to go for a new contraction to pay."""
 
 
-class TooManyLabels(Exception):
+class LabelOverflowError(Exception):
     """The sets outgrew the cap."""
 
 
@@ -145,7 +144,7 @@ class Frontier:
     def worthwhile(self) -> bool:
         """Whether the incumbent rules out enough choices to start anew without them."""
         masks = self.below().values()
-        lost = sum(mask.size - np.count_nonzero(mask) for mask in masks)
+        lost = sum(mask.size - int(np.count_nonzero(mask)) for mask in masks)
         return lost > WORTHWHILE * self.contraction.network.candidates
 
     def close(self, bound_s: float) -> float:
@@ -174,7 +173,7 @@ class Frontier:
             aim, before = min(bound + step, highest), best.objective_s
             try:
                 self._search(rows, aim - self.lower_bound_s)
-            except TooManyLabels:
+            except LabelOverflowError:
                 break
             bound = min(aim, best.objective_s)
             if best.objective_s < before and self.worthwhile():
@@ -234,9 +233,7 @@ class Frontier:
             choice = contraction.assignment(given)
             self.incumbent.offer(contraction.network.original(choice))
 
-    def _extend(
-        self, rows: _Rows, children: list[Labels], allowed: float
-    ) -> Labels:
+    def _extend(self, rows: _Rows, children: list[Labels], allowed: float) -> Labels:
         """All ways to join labels of the inputs."""
         row = np.flatnonzero(rows.surplus <= allowed)
         memory = rows.memory[row]
@@ -271,7 +268,7 @@ class Frontier:
         """
         if group.size <= 1:
             return np.arange(group.size)
-        unit = ROUNDING * abs(self.incumbent.objective_s) or 1.0
+        unit = ROUNDING * max(abs(self.incumbent.objective_s), abs(self.lower_bound_s))
         seconds = excess - self.price * memory
         seconds -= seconds.min()
         width = np.rint(seconds.max() / unit) + 1.0
@@ -307,9 +304,7 @@ class Frontier:
         best = int((excess - self.price * memory).argmin())
         return [int(p[best]) for p in parents]
 
-    def _trace(
-        self, found: dict[int, Labels], taken: dict[int, int]
-    ) -> dict[int, int]:
+    def _trace(self, found: dict[int, Labels], taken: dict[int, int]) -> dict[int, int]:
         """Place in the order -> choice, for every step with labels."""
         schedule = self.contraction.schedule
         given: dict[int, int] = {}
@@ -334,7 +329,7 @@ def _pair(
     count = np.searchsorted(entries, wanted, "right") - start
     total = int(count.sum())
     if total > cap:
-        raise TooManyLabels
+        raise LabelOverflowError
     old = np.repeat(np.arange(wanted.size), count)
     offset = np.arange(total) - np.repeat(np.cumsum(count) - count, count)
     return old, start[old] + offset

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
@@ -12,7 +11,7 @@ from scipy.sparse import csr_array
 from jaxpar.search.network import Network, network_of, of_bytes, propagate
 from jaxpar.search.problem import Incumbent, SearchProblem, Solution, register_method
 
-SOLVED, STOPPED, INFEASIBLE = 0, 1, 2
+SOLVED, INFEASIBLE = 0, 2
 """Status numbers of `scipy.optimize.milp`."""
 
 SCALE = 1e4
@@ -51,13 +50,11 @@ def ilp(problem: SearchProblem, *, time_limit_s: float = 60.0) -> Solution:
     return incumbent.solution("ilp", bound + problem.constant_s, stats)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Sparse rows `low <= A x <= high`, as triplets."""
-
-    row: list[np.ndarray]
-    column: list[np.ndarray]
-    value: list[np.ndarray]
+def _between(
+    matrix: csr_array, low: np.ndarray | float, high: np.ndarray | float
+) -> LinearConstraint:
+    # SciPy's own annotations know only the scalar bounds of its defaults.
+    return LinearConstraint(matrix, low, high)  # pyright: ignore[reportArgumentType]
 
 
 class IntegerProgram:
@@ -77,7 +74,7 @@ class IntegerProgram:
         sizes = np.array(network.sizes, dtype=int)
         self._start = np.concatenate([[0], np.cumsum(sizes)])
         self._cost = [np.asarray(u) for u in unary]
-        self._rows = _Rows([], [], [])
+        self._triplets: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self._equal: list[np.ndarray] = []
         self._choices = int(sizes.sum())
         self.columns = self._choices
@@ -86,15 +83,10 @@ class IntegerProgram:
         for (i, j), table in network.edges.items():
             self._add_edge(i, j, table)
 
-    def _add(self, row: np.ndarray, column: np.ndarray, value: np.ndarray) -> None:
-        self._rows.row.append(row)
-        self._rows.column.append(column)
-        self._rows.value.append(value)
-
     def _add_choices(self, sizes: np.ndarray) -> None:
         """One choice per variable."""
         row = np.repeat(np.arange(sizes.size), sizes)
-        self._add(row, np.arange(row.size), np.ones(row.size))
+        self._triplets.append((row, np.arange(row.size), np.ones(row.size)))
         self._equal.append(np.ones(sizes.size))
         self.rows = sizes.size
 
@@ -106,8 +98,10 @@ class IntegerProgram:
         for v, end in ((i, first), (j, second)):
             size = self.network.sizes[v]
             own = np.arange(size)
-            self._add(self.rows + end, pairs, ones)
-            self._add(self.rows + own, self._start[v] + own, -np.ones(size))
+            self._triplets += [
+                (self.rows + end, pairs, ones),
+                (self.rows + own, self._start[v] + own, -np.ones(size)),
+            ]
             self._equal.append(np.zeros(size))
             self.rows += size
         self._cost.append(table[first, second])
@@ -120,15 +114,19 @@ class IntegerProgram:
             (choice, its own cost) if solved; (None, inf) if certainly infeasible;
             otherwise what was found by the time limit, and the bound.
         """
+        if not self._cost:
+            return [], 0.0
+        if self.limit_bytes < self.network.least_bytes:
+            return None, math.inf
         until = time.perf_counter() + time_limit_s
-        cost = np.concatenate(self._cost) if self._cost else np.zeros(0)
+        cost = np.concatenate(self._cost)
         # A first guess of the size of the objective; corrected when it was far off.
         span = float(sum(np.median(c) for c in self._cost if c.size)) or 1.0
         cuts: list[np.ndarray] = []
         while True:
             left = max(until - time.perf_counter(), 0.01)
             result = self._run(cost * (SCALE / abs(span)), cuts, left)
-            choice, value = self._read(result, cost)
+            choice, value = self._read(result)
             if result.status == INFEASIBLE:
                 return None, math.inf
             if result.status != SOLVED or choice is None:
@@ -145,13 +143,10 @@ class IntegerProgram:
     def _run(
         self, cost: np.ndarray, cuts: list[np.ndarray], time_limit_s: float
     ) -> OptimizeResult:
-        triplets = [np.concatenate(part) for part in (
-            self._rows.value, self._rows.row, self._rows.column)]
-        matrix = csr_array(
-            (triplets[0], (triplets[1], triplets[2])), shape=(self.rows, self.columns)
-        )
+        row, column, value = map(np.concatenate, zip(*self._triplets, strict=True))
+        matrix = csr_array((value, (row, column)), shape=(self.rows, self.columns))
         equal = np.concatenate(self._equal)
-        constraints = [LinearConstraint(matrix, equal, equal)]
+        constraints = [_between(matrix, equal, equal)]
         if math.isfinite(self.limit_bytes):
             constraints.append(self._memory_row())
         for cut in cuts:
@@ -159,7 +154,7 @@ class IntegerProgram:
                 (np.ones(cut.size), (np.zeros(cut.size, dtype=int), cut)),
                 shape=(1, self.columns),
             )
-            constraints.append(LinearConstraint(row, -math.inf, cut.size - 1.0))
+            constraints.append(_between(row, -math.inf, cut.size - 1.0))
         whole = np.zeros(self.columns)
         whole[: self._choices] = 1.0
         return milp(
@@ -177,15 +172,14 @@ class IntegerProgram:
         unit = SCALE / max(abs(spare), extra.max(initial=0.0) / 100, 1e-300)
         row = np.zeros((1, self.columns))
         row[0, : self._choices] = extra * unit
-        return LinearConstraint(csr_array(row), -math.inf, spare * unit)
+        return _between(csr_array(row), -math.inf, spare * unit)
 
-    def _read(
-        self, result: OptimizeResult, cost: np.ndarray
-    ) -> tuple[list[int] | None, float]:
+    def _read(self, result: OptimizeResult) -> tuple[list[int] | None, float]:
         if result.x is None:
             return None, math.inf
         bounds = zip(self._start[:-1], self._start[1:], strict=True)
         choice = [int(result.x[a:b].argmax()) for a, b in bounds]
+        # The unary costs come first, one vector per variable; then the edges'.
         value = [float(u[k]) for u, k in zip(self._cost, choice, strict=False)]
         value += [
             float(table[choice[i], choice[j]])

@@ -106,6 +106,8 @@ def ascend(
     price, bound, tried = 0.0, over[0], 1
     if start is not None:
         price, bound, tried = start.price, start.lower_bound_s, start.rounds
+        # The tables have to be those of this network: at least one run.
+        rounds = max(rounds, tried + 1)
     fits = _fitting(network, incumbent)
     if fits is None:
         return Dual(0.0, math.inf, 1)

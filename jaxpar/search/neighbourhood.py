@@ -13,6 +13,12 @@ WIDTHS = (16, 12, 8, 6, 4, 3, 2)
 WORK = 4e6
 """Joined entries that a neighbourhood may cost."""
 
+FREE_WIDTH = 8
+"""Choices of the variables that stay free where not all can."""
+
+STEP = 1e5
+"""Joined entries of one step there."""
+
 OTHER_PRICES = 2
 """Earlier prices of bytes whose favourite choices stay in the neighbourhood."""
 
@@ -48,16 +54,21 @@ class Neighbourhood:
             price: Of bytes, that the slack refers to.
         """
         rank = self._ranks(network, plans, slack, price)
-        for width in WIDTHS:
+
+        def chosen(width: int) -> tuple[dict[int, np.ndarray], list[int]]:
             keep = {v: ranks < width for v, ranks in rank.items()}
             sizes = [1] * len(network.sizes)
             for v, mask in keep.items():
                 sizes[v] = int(np.count_nonzero(mask))
+            return keep, sizes
+
+        for width in WIDTHS:
+            keep, sizes = chosen(width)
             order = find_order(sizes, network.neighbours)
             if order.work <= WORK:
-                break
-        else:
-            order = find_order(sizes, network.neighbours, WORK / 100, self._worn)
+                return restrict(network, keep)
+        keep, sizes = chosen(FREE_WIDTH)
+        order = find_order(sizes, network.neighbours, STEP, self._worn)
         for v in order.fixed:
             self._worn[v] += 1
             keep[v] = np.arange(network.sizes[v]) == plans[0][v]

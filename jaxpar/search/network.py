@@ -48,7 +48,9 @@ class Network:
     @cached_property
     def neighbours(self) -> dict[int, set[int]]:
         """Variables that share an edge, for every variable with a choice left."""
-        near: dict[int, set[int]] = {v: set() for v, k in enumerate(self.sizes) if k > 1}
+        near: dict[int, set[int]] = {
+            v: set() for v, k in enumerate(self.sizes) if k > 1
+        }
         for i, j in self.edges:
             near[i].add(j)
             near[j].add(i)
@@ -204,14 +206,14 @@ def undominated(network: Network, variables: Iterable[int]) -> Network:
 def _undominated(network: Network, v: int) -> np.ndarray:
     unary, memory = network.unary[v], network.memory[v]
     surplus = unary[:, None] - unary[None, :]
-    for other in network.neighbours[v]:
-        table = network.table(v, other)
-        with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):
+        for other in network.neighbours[v]:
+            table = network.table(v, other)
             difference = table[:, None, :] - table[None, :, :]
-        # inf - inf: where the dominated choice is forbidden, it is no better.
-        np.nan_to_num(difference, copy=False, nan=math.inf, posinf=math.inf)
-        surplus = surplus + difference.min(axis=2)
+            # inf - inf: where the choice to drop is forbidden, it is no better.
+            difference[np.isnan(difference)] = math.inf
+            surplus = surplus + difference.min(axis=2)
     falls = (surplus >= 0.0) & (memory[:, None] >= memory[None, :])
     rank = np.arange(unary.size)
     earlier = rank[None, :] < rank[:, None]
-    return ~(falls & (~falls.T | earlier)).any(axis=1)
+    return np.asarray(~(falls & (~falls.T | earlier)).any(axis=1))

@@ -23,8 +23,8 @@ from jaxpar.search.problem import CERTAIN, Incumbent
 SWEEPS = 3
 """Message sweeps (forward and back) per round."""
 
-ENTRY_S = 2e-9
-"""Seconds that elimination takes per joined entry, about."""
+CALL = 5_000
+"""Joined entries that take as long as the fixed cost of one message."""
 
 CHEAP = 4e6
 """Joined entries that are eliminated without further ado."""
@@ -35,7 +35,7 @@ PRICED_RUNS = 10
 FEW_LABELS = 50_000
 """Labels of one step in a neighbourhood search."""
 
-STALLED = 4
+STALLED = 5
 """Rounds without progress after which messages have nothing more to give."""
 
 SAME_PRICE = 0.02
@@ -74,15 +74,15 @@ def shrink(network: Network, incumbent: Incumbent, effort: Effort) -> Shrunk:
         effort: When to stop.
     """
     state = _Shrinking(network, incumbent, effort)
-    started = time.perf_counter()
-    while state.round():
-        now = time.perf_counter()
-        runs = PRICED_RUNS if state.limited else 1
-        work = runs * state.order.work
-        cheap = work <= CHEAP or work * ENTRY_S < (now - started) / 2
-        cheap = cheap and effort.affords(state.order, state.limited)
-        if cheap or state.certain or now > effort.until:
+    while state.round() and not state.certain:
+        work = state.order.work * (PRICED_RUNS if state.limited else 1)
+        affordable = effort.affords(state.order, state.limited)
+        if affordable and work <= max(CHEAP, state.spent / 2):
             break
+        if time.perf_counter() > effort.until:
+            break
+    if not state.certain and not effort.affords(state.order, state.limited):
+        state.polish()
     return Shrunk(
         state.network, state.order, state.price, state.lower_bound_s, state.rounds
     )
@@ -99,6 +99,8 @@ class _Shrinking:
         self.price = 0.0
         self.lower_bound_s = -math.inf
         self.rounds = 0
+        # In joined entries rather than seconds, so that every run goes the same way.
+        self.spent = 0.0
         self.order = find_order(network.sizes, network.neighbours)
         self._passing = MessagePassing(network, network.unary)
         self._near = Neighbourhood(len(network.sizes))
@@ -118,6 +120,8 @@ class _Shrinking:
         for _ in range(SWEEPS - 1):
             self._passing.sweep()
         last = self._passing.sweep()
+        tables = self.network.edges.values()
+        self.spent += 2 * SWEEPS * sum(2 * table.size + CALL for table in tables)
         problem = self.incumbent.problem
         offset = problem.constant_s
         if self.price:
@@ -154,18 +158,26 @@ class _Shrinking:
         self._next_look = self.rounds + self._pause
         return price if moved else self.price
 
+    def polish(self) -> None:
+        """Improves the plan by further neighbourhoods; for where no proof comes."""
+        last, failures = self._passing.sweep(), 0
+        while failures < STALLED and time.perf_counter() < self.effort.until:
+            before, self._next_look = self.incumbent.objective_s, 0
+            self._look(last)
+            failures = 0 if self.incumbent.objective_s < before else failures + 1
+
     def _gap(self) -> float:
         return self.incumbent.objective_s - self.lower_bound_s
 
-    def _search_near(
-        self, choice: list[int], slack: dict[int, np.ndarray]
-    ) -> float:
+    def _search_near(self, choice: list[int], slack: dict[int, np.ndarray]) -> float:
         """Searches around the plans in hand; returns the price of bytes there."""
         plans = [choice]
         if self.incumbent.choice is not None:
             plans.insert(0, self.network.local(self.incumbent.choice))
         small = self._near.around(self.network, plans, slack, self.price)
         order = find_order(small.sizes, small.neighbours)
+        calls = 2 * CALL * len(small.neighbours)
+        self.spent += (order.work + calls) * (PRICED_RUNS if self.limited else 1)
         return contract(small, order, self.incumbent, self.effort).price
 
     def _strike(self, last: Pass, offset: float) -> None:

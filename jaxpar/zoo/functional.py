@@ -185,6 +185,6 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
         A scalar, in nats.
     """
     logits = logits.astype(jnp.float32)
-    classes = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+    classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     hits = jnp.where(classes == labels[..., None], logits, 0.0).sum(axis=-1)
     return (jax.nn.logsumexp(logits, axis=-1) - hits).mean()
