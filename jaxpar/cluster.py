@@ -14,7 +14,7 @@ SAVES_NOTHING = frozenset(
     reduce_sum slice concatenate pad squeeze expand_dims copy copy_p cumsum rev
     stop_gradient name sharding_constraint real imag split carry join stack unstack
     dynamic_slice reduce_precision optimization_barrier iota eq ne lt le gt ge not
-    and or xor is_finite sign floor ceil round argmax argmin""".split()
+    and or xor is_finite sign floor ceil round argmax argmin max min""".split()
 )
 """Linear or piecewise constant: the backward pass needs none of their values."""
 SAVES_RESULT = frozenset("exp exp2 tanh logistic rsqrt sqrt tan erf_inv".split())

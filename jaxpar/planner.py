@@ -19,7 +19,8 @@ from jaxpar.search.problem import SearchProblem, Solution, solve
 from jaxpar.strategy import BATCH_ROLES, LeafStrategy, Strategy
 
 SEARCHED_AXES = ("data", "fsdp", "tensor")
-MEMORY_ROUNDS = 6
+THRESHOLDS = 4
+TIE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -98,27 +99,51 @@ def plan_graph(request: Request) -> Decision:
     check_axes(request.wishes, request.mesh or {}, searched=searched)
     if not searched:
         check_roles(request.graph, request.mesh or {})
-    best: Decision | None = None
-    refused: Decision | None = None
-    tried: list[MeshTried] = []
+    free: list[Decision] = []
+    tried: dict[tuple[int, ...], MeshTried] = {}
     candidates = _meshes(request)
     for done, sizes in enumerate(candidates):
         found = _on_mesh(request, sizes, searched=searched)
         if request.progress:
             request.progress(done + 1, len(candidates))
         if isinstance(found, str):
-            tried.append(MeshTried(mesh=sizes, refused=found))
-            continue
-        if found.memory.total_bytes > request.topology.memory_bytes:
-            tried.append(MeshTried(mesh=sizes, refused=_too_large(found)))
-            refused = _smaller(refused, found)
-            continue
-        tried.append(MeshTried(mesh=sizes, objective_s=found.solution.objective_s))
-        best = _better(best, found)
+            tried[tuple(sizes.values())] = MeshTried(mesh=sizes, refused=found)
+        else:
+            free.append(found)
+    best, refused = _within_memory(request, free, tried)
     if best is None:
-        raise _nothing_found(request, refused, tried)
+        raise _nothing_found(request, refused, list(tried.values()))
+    final = _renamed(best, request)
     seconds = time.perf_counter() - started
-    return replace(_renamed(best, request), tried=tuple(tried), seconds=seconds)
+    return replace(final, tried=tuple(tried.values()), seconds=seconds)
+
+
+def _within_memory(
+    request: Request,
+    free: Sequence[Decision],
+    tried: dict[tuple[int, ...], MeshTried],
+) -> tuple[Decision | None, Decision | None]:
+    """The best decision that fits, and the smallest one that does not.
+
+    A plan found without the limit bounds from below what its mesh can reach with
+    it, so meshes are taken in that order until none can be better.
+    """
+    best: Decision | None = None
+    refused: Decision | None = None
+    for found in sorted(free, key=lambda d: d.solution.objective_s):
+        sizes = found.problem.mesh.sizes
+        key, reached = tuple(sizes.values()), found.solution.objective_s
+        if best is not None and reached > best.solution.objective_s * (1 + TIE):
+            tried[key] = MeshTried(mesh=sizes, refused="slower even without a limit")
+            continue
+        bounded = bounded_decision(found, request.topology.memory_bytes, request)
+        if bounded.memory.total_bytes > request.topology.memory_bytes:
+            tried[key] = MeshTried(mesh=sizes, refused=_too_large(bounded))
+            refused = _smaller(refused, bounded)
+            continue
+        tried[key] = MeshTried(mesh=sizes, objective_s=bounded.solution.objective_s)
+        best = _better(best, bounded)
+    return best, refused
 
 
 def _meshes(request: Request) -> list[dict[str, int]]:
@@ -156,65 +181,60 @@ def _on_mesh(
     pins, notes = leaf_pins(graph, request.wishes, wide if searched else sizes)
     must = () if searched else tuple(a for a in wide if a == "fsdp")
     problem = MeshProblem(
-        graph,
-        mesh,
-        request.workload,
-        pins=pins,
-        must_store=must,
-        must_work=not searched,
+        graph, mesh, request.workload, pins=pins, must_store=must, must_work=not searched
     )
-    found = _solved(problem, request)
-    return replace(found, notes=notes)
+    tables = problem.build()
+    found = _decide(problem, tables, request, notes)
+    if found.solution.choice is None:
+        return "no layout obeys all pins"
+    return found
 
 
-def _solved(problem: MeshProblem, request: Request) -> Decision:
-    """Solves without the limit first: most plans fit anyway.
+def _decide(
+    problem: MeshProblem,
+    tables: SearchProblem,
+    request: Request,
+    notes: tuple[str, ...],
+) -> Decision:
+    options = {"seed": request.seed} if request.method == "mcmc" else {}
+    solution = solve(tables, request.method, **options)
+    memory = Memory.unknown()
+    if solution.choice is not None:
+        memory = memory_of(problem, solution.choice)
+    return Decision(problem, tables, solution, memory, (), notes, 0.0)
 
-    Peak memory is not a sum over variables, so the limit of the sums is lowered by
-    what lies above it until the peak fits.
+
+def bounded_decision(free: Decision, limit: float, request: Request) -> Decision:
+    """The best decision on a mesh within the memory limit.
+
+    Peak memory is a sum over variables plus the most that one of them needs while
+    it runs. The sum is limited in the search; for the other part, thresholds are
+    tried from what the free plan needs downwards, and choices above them struck
+    out, until a plan fits.
+
+    Returns:
+        A decision that fits, or the one of least memory that was found.
     """
-    limit = float(request.topology.memory_bytes)
-    tables = problem.build(math.inf)
-    decision = _decide(problem, tables, request.method)
-    allowed = limit
-    for _ in range(MEMORY_ROUNDS):
-        excess = decision.memory.total_bytes - limit
-        if excess <= 0 or decision.solution.choice is None:
-            break
-        allowed = min(allowed, decision.solution.memory_bytes) - excess
-        bounded = _decide(
-            problem, replace(tables, memory_limit_bytes=allowed), request.method
-        )
-        if bounded.solution.choice is None:
-            return _least(problem, tables, decision)
-        decision = bounded
-    return decision
+    if free.memory.total_bytes <= limit:
+        return free
+    problem, least = free.problem, free
+    for threshold in _thresholds(problem, free.memory.transients_bytes):
+        tables = problem.limited(free.search_problem, limit, threshold)
+        found = _decide(problem, tables, request, free.notes)
+        if found.solution.choice is None:
+            found = _decide(problem, problem.by_memory(tables), request, free.notes)
+            found = replace(found, search_problem=tables)
+        if found.memory.total_bytes <= limit:
+            return found
+        least = min(least, found, key=lambda d: d.memory.total_bytes)
+    return least
 
 
-def _decide(problem: MeshProblem, tables: SearchProblem, method: str) -> Decision:
-    solution = solve(tables, method)
-    memory = (
-        memory_of(problem, solution.choice)
-        if solution.choice is not None
-        else Memory.unknown()
-    )
-    return Decision(problem, tables, solution, memory, (), (), 0.0)
-
-
-def _least(problem: MeshProblem, tables: SearchProblem, decision: Decision) -> Decision:
-    """The layout of least memory, to say what would be needed."""
-    small = replace(
-        tables,
-        cost_s=tuple(
-            m * 1e-12 + c * 0
-            for m, c in zip(tables.memory_bytes, tables.cost_s, strict=True)
-        ),
-        edges=(),
-    )
-    least = _decide(problem, small, "auto")
-    if least.memory.total_bytes < decision.memory.total_bytes:
-        return replace(least, search_problem=tables)
-    return decision
+def _thresholds(problem: MeshProblem, most: float) -> list[float]:
+    """A few levels of working memory, from `most` down to the least possible."""
+    least = max((float(w.min()) for w in problem.working), default=0.0)
+    steps = [most * 0.5**k for k in range(THRESHOLDS - 1)]
+    return [*(t for t in steps if t > least), least]
 
 
 def _uneven(batch: int, sizes: Mapping[str, int]) -> str:
@@ -242,7 +262,7 @@ def _better(a: Decision | None, b: Decision) -> Decision:
     if a is None:
         return b
     old, new = a.solution.objective_s, b.solution.objective_s
-    if math.isclose(old, new, rel_tol=1e-6):
+    if math.isclose(old, new, rel_tol=TIE):
         return min(a, b, key=_complexity)
     return a if old < new else b
 
@@ -275,4 +295,6 @@ def _renamed(best: Decision, request: Request) -> Decision:
     if sizes == best.problem.mesh.sizes:
         return best
     found = _on_mesh(request, sizes or {"data": 1}, searched=True)
-    return best if isinstance(found, str) else found
+    if isinstance(found, str):
+        return best
+    return bounded_decision(found, request.topology.memory_bytes, request)

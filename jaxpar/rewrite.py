@@ -141,7 +141,7 @@ class _Editor:
         params = dict(eqn.params)
         for (parameter, index), edits in inner.items():
             held = params.get(parameter)
-            items = list(held) if isinstance(held, tuple) else [held]
+            items: list[Any] = list(held) if isinstance(held, tuple) else [held]
             if index >= len(items) or not isinstance(items[index], ClosedJaxpr | Jaxpr):
                 raise ValueError(f"{name!r} has no jaxpr {index} in {parameter!r}")
             in_branch = self.in_branch or name == "cond"

@@ -23,16 +23,15 @@ PureLoss = Callable[[Tree, Tree, Tree, Tree, Any], tuple[jax.Array, Any]]
 
 
 class Jitted(Protocol):
-    """What can be called, or lowered to be compiled and looked at.
+    """What can be called, or lowered to be compiled and looked at."""
 
-    `lower` takes arguments like those of a call, arrays or structs.
-    """
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs it."""
+        ...
 
-    @property
-    def __call__(self) -> Callable[..., Any]: ...  # noqa: D102
-
-    @property
-    def lower(self) -> Callable[..., jax.stages.Lowered]: ...  # noqa: D102
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Lowers it for arguments like those of a call, arrays or structs."""
+        ...
 
 
 @jax.tree_util.register_dataclass
@@ -137,24 +136,17 @@ def build(
         PlanError: if the placement does not cover the model or does not fit it.
     """
     abstract = _abstract_state(traced.model, optimizer)
-    gradients = placement.optimizer_storage or placement.storage
-    shardings = _state_shardings(abstract, placement, gradients, mesh)
+    finer = placement.optimizer_storage or placement.storage
+    shardings = _state_shardings(abstract, placement, finer, mesh)
     batch_shardings = _by_path(traced.batch, placement.batch, mesh)
+    gradients = _by_path(abstract.params, finer, mesh)
     loss = _loss(traced, placement, mesh)
-    training = _Step(
-        loss,
-        optimizer,
-        abstract.opt_state,
-        _by_path(abstract.params, gradients, mesh),
-    )
+    step = _Step(loss, optimizer, abstract.opt_state, gradients).step
+    donated = 0 if donate else ()
     jit = partial(jax.jit, in_shardings=(shardings, batch_shardings))
     return Sharded(
         init=_init(traced.model, optimizer, abstract.opt_state, shardings),
-        step=jit(
-            training.step,
-            out_shardings=(shardings, None),
-            donate_argnums=0 if donate else (),
-        ),
+        step=jit(step, out_shardings=(shardings, None), donate_argnums=donated),
         apply=jit(_apply(loss)),
         loss=loss,
         abstract_state=jax.tree.map(_with_sharding, abstract, shardings),
@@ -331,10 +323,8 @@ def _steady(struct: jax.ShapeDtypeStruct, leaf: Any) -> jax.Array:
 
 def _global_norm(tree: Tree) -> jax.Array:
     """Square root of the sum of all squares, in float32."""
-    squares = [
-        jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)
-    ]
-    return jnp.sqrt(sum(squares, jnp.float32(0.0)))
+    leaves = (x.astype(jnp.float32) for x in jax.tree.leaves(tree))
+    return jnp.sqrt(sum((jnp.sum(x * x) for x in leaves), jnp.float32(0)))
 
 
 def _init(

@@ -18,7 +18,6 @@ def random_problem(
     choices: int,
     edges: int,
     forbidden: float = 0.0,
-    limit: float = math.inf,
 ) -> SearchProblem:
     """A random graph with random costs; some of them forbidden, some equal."""
     sizes = rng.integers(1, choices + 1, variables)
@@ -38,7 +37,6 @@ def random_problem(
         memory_bytes=tuple(
             rng.integers(0, 2 ** rng.integers(1, 20), k).astype(float) for k in sizes
         ),
-        memory_limit_bytes=limit,
         constant_s=float(rng.random()),
     )
 
@@ -63,7 +61,8 @@ class _Builder:
             s
             for s in itertools.product([*letters, None], repeat=len(self.axes))
             if all(
-                self.sizes[c] % math.prod(a for a, d in zip(self.axes, s) if d == c)
+                self.sizes[c]
+                % math.prod(a for a, d in zip(self.axes, s, strict=True) if d == c)
                 == 0
                 for c in letters
             )
@@ -73,9 +72,9 @@ class _Builder:
         out_bytes = 2.0 * math.prod(self.sizes[c] for c in output)
         cost, memory = [], []
         for s in strategies:
-            split = math.prod(a for a, d in zip(self.axes, s) if d)
+            split = math.prod(a for a, d in zip(self.axes, s, strict=True) if d)
             seconds = 3 * flops / FLOPS_PER_S / split
-            for a, d in zip(self.axes, s):
+            for a, d in zip(self.axes, s, strict=True):
                 if d and d not in output:
                     shard = out_bytes / _split(self.axes, s, output)
                     seconds += LATENCY_S + 2 * shard * (a - 1) / a / BYTES_PER_S
@@ -133,20 +132,28 @@ def _places(strategies, letters):
 
 
 def _split(axes, strategy, letters):
-    return math.prod(a for a, d in zip(axes, strategy) if d and d in letters)
+    pairs = zip(axes, strategy, strict=True)
+    return math.prod(a for a, d in pairs if d and d in letters)
 
 
 def transformer(
     layers: int,
     axes: tuple[int, ...] = (2, 2, 2),
-    seed: int = 0,
+    *,
     free: bool = True,
     tangled: bool = False,
     jitter: float = 0.05,
-    limit: float = math.inf,
 ) -> SearchProblem:
-    """Decoder blocks, every operator with its own strategy over all mesh axes."""
-    rng = np.random.default_rng(seed)
+    """Decoder blocks, every operator with its own strategy over all mesh axes.
+
+    Args:
+        layers: Number of blocks.
+        axes: Sizes of the mesh axes.
+        free: Whether an axis may split any factor, or the first three only.
+        tangled: Whether all layers share one mask and one rotary table (hubs).
+        jitter: Random share by which costs differ from layer to layer.
+    """
+    rng = np.random.default_rng(0)
     sizes = dict(b=16, s=2048, d=2048, h=16, e=128, f=8192, t=2048, v=32768)
     build = _Builder(rng, sizes, axes, free, jitter)
     tokens = 16 * 2048
@@ -186,5 +193,4 @@ def transformer(
         cost_s=tuple(build.cost),
         edges=tuple(build.edges),
         memory_bytes=tuple(build.memory),
-        memory_limit_bytes=limit,
     )

@@ -138,6 +138,21 @@ def residual_bytes(
     return total
 
 
+def working_bytes(
+    graph: OperatorGraph, op: Operator, strategy: Strategy, sizes: Mapping[str, int]
+) -> float:
+    """What an operator holds while it runs: its operands and results in the forward,
+    their cotangents in the backward pass. Weights are counted elsewhere."""
+    if op.kind == "view":
+        return 0.0
+    held = local_bytes(graph, op, strategy, sizes)
+    for operand in op.operands:
+        tensor = graph.tensors[operand.uses[0].tensor]
+        if tensor.leaf is not None and graph.leaves[tensor.leaf].role != "batch":
+            held -= tensor.bytes / parts(_present(operand.dims), strategy, sizes)
+    return max(held, 0.0)
+
+
 @dataclass(frozen=True)
 class LeafCost:
     """Seconds and bytes of one leaf (all blocks together) under one strategy."""

@@ -1,7 +1,7 @@
 """The search problem of one mesh: variables, choices, and tables of seconds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,6 +13,7 @@ from jaxpar.cost.operators import (
     leaf_cost,
     reductions_s,
     residual_bytes,
+    working_bytes,
 )
 from jaxpar.cost.rates import Rates
 from jaxpar.graph import Operand, Operator, OperatorGraph
@@ -257,8 +258,28 @@ class MeshProblem:
         """Choices of an operator by the number of its variable."""
         return self.operators[variable - len(self.graph.leaves)]
 
-    def build(self, memory_limit_bytes: float) -> SearchProblem:
-        """Fills all tables."""
+    @cached_property
+    def working(self) -> tuple[np.ndarray, ...]:
+        """Bytes that each choice of each variable needs only while it runs."""
+        leaves = [
+            np.array([self._gathered_once(i, s) for s in found])
+            for i, found in enumerate(self.leaves)
+        ]
+        operators = [
+            np.array(
+                [working_bytes(self.graph, op, s, self.rates.sizes) for s in found]
+            )
+            for op, found in zip(self.graph.operators, self.operators, strict=True)
+        ]
+        return (*leaves, *operators)
+
+    def _gathered_once(self, i: int, strategy: LeafStrategy) -> float:
+        """Bytes of a gathered parameter that is not kept for the backward pass."""
+        kept = self.training and not self.recomputed(self.graph.leaves[i].tensor)
+        return 0.0 if kept else self.leaf_cost(i, strategy).gathered_bytes
+
+    def build(self) -> SearchProblem:
+        """Fills all tables; without a memory limit."""
         leaf_costs = [
             [self.leaf_cost(i, s) for s in found] for i, found in enumerate(self.leaves)
         ]
@@ -272,9 +293,40 @@ class MeshProblem:
         )
         names = [self.graph.tensors[leaf.tensor].name for leaf in self.graph.leaves]
         names += [op.name for op in self.graph.operators]
-        return SearchProblem(
-            tuple(names), tuple(cost), edges, tuple(memory), memory_limit_bytes
+        return SearchProblem(tuple(names), tuple(cost), edges, tuple(memory))
+
+    def limited(
+        self, tables: SearchProblem, limit: float, threshold: float
+    ) -> SearchProblem:
+        """The tables with a limit on peak memory.
+
+        Args:
+            tables: From `build`.
+            limit: Bytes per device.
+            threshold: Bytes of it kept for what runs; choices that need more while
+                they run are forbidden.
+        """
+        cost = tuple(
+            np.where(w > threshold, np.inf, c)
+            for w, c in zip(self.working, tables.cost_s, strict=True)
         )
+        fixed = self.workload.unowned_bytes + threshold
+        return replace(tables, cost_s=cost, memory_limit_bytes=max(limit - fixed, 0.0))
+
+    def by_memory(self, tables: SearchProblem) -> SearchProblem:
+        """Tables whose cheapest plan is the one of least memory.
+
+        Bytes are the unit of cost; forbidden choices stay forbidden.
+        """
+        cost = tuple(
+            np.where(np.isinf(c), np.inf, m)
+            for c, m in zip(tables.cost_s, tables.memory_bytes, strict=True)
+        )
+        edges = tuple(
+            replace(e, cost_s=np.where(np.isinf(e.cost_s), np.inf, 0.0))
+            for e in tables.edges
+        )
+        return replace(tables, cost_s=cost, edges=edges, memory_limit_bytes=np.inf)
 
 
 def _distinct(keys: list) -> tuple[list, list[int]]:

@@ -114,10 +114,10 @@ class IntegerProgram:
             (choice, its own cost) if solved; (None, inf) if certainly infeasible;
             otherwise what was found by the time limit, and the bound.
         """
+        if self.network.least_bytes > self.limit_bytes * (1 + 1e-14):
+            return None, math.inf
         if not self._cost:
             return [], 0.0
-        if self.limit_bytes < self.network.least_bytes:
-            return None, math.inf
         until = time.perf_counter() + time_limit_s
         cost = np.concatenate(self._cost)
         # A first guess of the size of the objective; corrected when it was far off.
