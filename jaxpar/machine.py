@@ -32,6 +32,19 @@ class Target:
     mesh: Mesh | None = None
 
 
+@dataclass(frozen=True)
+class FixedMesh:
+    """Axis sizes on a machine that need not be there."""
+
+    topology: Topology
+    sizes: Mapping[str, int]
+
+
+def on_topology(topology: Topology, sizes: Mapping[str, int]) -> FixedMesh:
+    """What `mesh=` takes for given axis sizes on a named machine."""
+    return FixedMesh(topology, _sizes(sizes))
+
+
 def target(mesh: Any, *, slices: int = 1, memory_bytes: int | None = None) -> Target:
     """Reads `mesh=` as users write it.
 

@@ -74,6 +74,13 @@ class Placement:
     state: Mapping[str, Spec] = field(default_factory=dict)
     batch: Mapping[str, Spec] = field(default_factory=dict)
 
+    @property
+    def gradients(self) -> Mapping[str, Spec]:
+        """What gradients are reduced to."""
+        if self.optimizer_storage is None:
+            return self.storage
+        return self.optimizer_storage
+
 
 @dataclass(frozen=True)
 class Sharded:
@@ -118,7 +125,6 @@ def build(
     optimizer: optax.GradientTransformation | None,
     mesh: Mesh,
     placement: Placement,
-    *,
     plan: Any = None,
     donate: bool = True,
 ) -> Sharded:
@@ -136,10 +142,9 @@ def build(
         PlanError: if the placement does not cover the model or does not fit it.
     """
     abstract = _abstract_state(traced.model, optimizer)
-    finer = placement.optimizer_storage or placement.storage
-    shardings = _state_shardings(abstract, placement, finer, mesh)
+    shardings = _state_shardings(abstract, placement, mesh)
     batch_shardings = _by_path(traced.batch, placement.batch, mesh)
-    gradients = _by_path(abstract.params, finer, mesh)
+    gradients = _by_path(abstract.params, placement.gradients, mesh)
     loss = _loss(traced, placement, mesh)
     step = _Step(loss, optimizer, abstract.opt_state, gradients).step
     donated = 0 if donate else ()
@@ -169,17 +174,15 @@ def _abstract_state(
     return State(step, params, model_state, opt_state, rngs)
 
 
-def _state_shardings(
-    abstract: State, placement: Placement, gradients: Mapping[str, Spec], mesh: Mesh
-) -> State:
+def _state_shardings(abstract: State, placement: Placement, mesh: Mesh) -> State:
     params = named_leaves(abstract.params)
     for path in params:
-        if path not in placement.storage or path not in gradients:
+        if path not in placement.storage or path not in placement.gradients:
             raise PlanError(
                 f"parameter {path} has no place",
                 hint="the plan belongs to another model",
             )
-    followed = {path: (leaf.shape, gradients[path]) for path, leaf in params.items()}
+    followed = {p: (leaf.shape, placement.gradients[p]) for p, leaf in params.items()}
     opt_specs = optimizer_specs(abstract.opt_state, followed)
     by_path = partial(_by_path, mesh=mesh)
     return State(

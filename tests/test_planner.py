@@ -62,11 +62,11 @@ def test_shrinking_memory_stores_parameters_in_parts():
 
 
 def test_looser_memory_never_costs_more():
-    subject = mlp(batch=256, width=2048)
+    subject = mlp(batch=2048, width=512)
     most = decide(subject).memory.total_bytes
     seconds = [
         decide(subject, memory=int(most * share)).solution.objective_s
-        for share in (1.0, 0.97, 0.94, 0.91)
+        for share in (1.0, 0.98, 0.96, 0.94)
     ]
     assert seconds == sorted(seconds)
 
