@@ -26,6 +26,7 @@ from rich.table import Table
 
 import jaxpar
 from jaxpar.hlo import CompiledMemory, HloCollective, collectives, memory_of
+from jaxpar.topology import get_topology
 from jaxpar.zoo import find, zoo
 
 MIB = 2**20
@@ -140,7 +141,7 @@ def by_jaxpar(subject: Subject, name: str, sharded: Any, seed: int) -> Variant:
 
 def slow_links(devices: int) -> jaxpar.Topology:
     """Simulated devices on which bytes alone decide."""
-    topology = jaxpar.get_topology(f"cpu-{devices}")
+    topology = get_topology(f"cpu-{devices}")
     links = tuple(
         replace(link, bytes_per_s=link.bytes_per_s / 1000) for link in topology.links
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 import optax
 from flax import nnx
+from rich.console import Console
 from rich.progress import Progress
 
 from jaxpar.assemble import assemble, leaf_shapes
@@ -190,7 +191,10 @@ def _planned(
         mutable=mutable,
         wanted=wanted,
     )
-    with Progress(transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(
+        console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task("searching meshes", total=None)
         request = Request(
             graph=subject.graph,

@@ -36,6 +36,10 @@ class Bound:
     def primitive(self) -> str:
         return self.equation.primitive.name
 
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        return _types(self.equation.outvars)[0].shape
+
     def run(
         self, operands: tuple[Any, ...], params: dict[str, Any] | None = None
     ) -> list[Any]:

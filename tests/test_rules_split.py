@@ -53,7 +53,7 @@ def part_params(bound: Bound, factor: int, count: int) -> dict[str, Any]:
             n // count if f == factor else n for n, f in zip(sizes, dims, strict=True)
         )
 
-    result = np.shape(bound.run(bound.operands)[0])
+    result = bound.result_shape
     match bound.primitive:
         case "reshape":
             params["new_sizes"] = smaller(result, rule.results[0])

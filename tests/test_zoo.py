@@ -68,13 +68,17 @@ quick = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 def filled(make):
     """A module of numpy's random numbers: no program draws them, no bias is zero."""
     random = np.random.default_rng(5)
+
+    def fill(leaf):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.split(jax.random.key(0), leaf.shape)
+        if jnp.issubdtype(leaf.dtype, jnp.integer):
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        return jnp.asarray(0.3 * random.normal(size=leaf.shape), leaf.dtype)
+
     with nnx.use_eager_sharding(False):
         graph, state = nnx.split(nnx.eval_shape(make))
-        values = jax.tree.map(
-            lambda leaf: jnp.asarray(0.3 * random.normal(size=leaf.shape), leaf.dtype),
-            state,
-        )
-        return nnx.merge(graph, values)
+        return nnx.merge(graph, jax.tree.map(fill, state))
 
 
 @cache
@@ -160,19 +164,26 @@ def test_scanned_layers_equal_unrolled_ones(name):
     assert_close(logits(scanned, TOKENS), logits(unrolled, TOKENS))
 
 
-@pytest.mark.parametrize("scan", [False, True])
-def test_recomputation_changes_no_gradient(scan):
-    options = LLAMA | {"scan": scan}
+def test_recomputation_changes_no_gradient():
+    options = LLAMA | {"scan": True}
     loss, plain = gradients(decoder(**options), BATCH)
     same_loss, recomputed = gradients(decoder(**options, remat="full"), BATCH)
     assert_close(same_loss, loss)
-    assert_close(nnx.to_pure_dict(recomputed), nnx.to_pure_dict(plain))
+    assert_close(nnx.to_pure_dict(recomputed), nnx.to_pure_dict(plain), 1e-4)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_each_block_is_recomputed_on_its_own(scan):
+    plain, recomputed = (
+        str(jax.make_jaxpr(next_token_loss)(decoder(scan=scan, remat=remat), BATCH))
+        for remat in ("none", "full")
+    )
+    assert ("remat" in plain, "remat" in recomputed) == (False, True)
 
 
 @pytest.mark.parametrize("scan", [False, True])
 def test_dropout_draws_anew_in_every_step_and_can_be_turned_off(scan):
-    config = replace(TINY, dropout=0.5, scan=scan, remat="full")
-    model = quick(lambda: Decoder(config, rngs=nnx.Rngs(0)))()
+    model = nnx.clone(decoder(dropout=0.5, scan=scan, remat="full"))
     first, model = loss_and_update(model, BATCH)
     second, model = loss_and_update(model, BATCH)
     assert first != second
@@ -392,7 +403,7 @@ def test_cross_entropy_and_norms_equal_those_of_the_libraries():
     scores = (30 * random.normal(size=(2, 5, 11))).astype(np.float32)
     labels = random.integers(0, 11, (2, 5))
     wanted = optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
-    assert_close(functional.cross_entropy(scores, labels), wanted)
+    assert_close(quick(functional.cross_entropy)(scores, labels), wanted)
     scale, bias = random.normal(size=(2, 11)).astype(np.float32)
     for centre, module in (
         (True, nn.LayerNorm(epsilon=1e-6)),

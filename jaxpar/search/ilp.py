@@ -3,13 +3,19 @@
 import math
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import csr_array
 
 from jaxpar.search.network import Network, network_of, of_bytes, propagate
 from jaxpar.search.problem import Incumbent, SearchProblem, Solution, register_method
+
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
+
+Constraint = tuple[csr_array, np.ndarray | float, np.ndarray | float]
+"""matrix, low, high: low <= matrix @ columns <= high."""
 
 SOLVED, INFEASIBLE = 0, 2
 """Status numbers of `scipy.optimize.milp`."""
@@ -48,13 +54,6 @@ def ilp(problem: SearchProblem, *, time_limit_s: float = 60.0) -> Solution:
             _, least = incumbent.offer(network.original(choice))
         return incumbent.infeasible("ilp", least, stats)
     return incumbent.solution("ilp", bound + problem.constant_s, stats)
-
-
-def _between(
-    matrix: csr_array, low: np.ndarray | float, high: np.ndarray | float
-) -> LinearConstraint:
-    # SciPy's own annotations know only the scalar bounds of its defaults.
-    return LinearConstraint(matrix, low, high)  # pyright: ignore[reportArgumentType]
 
 
 class IntegerProgram:
@@ -142,11 +141,14 @@ class IntegerProgram:
 
     def _run(
         self, cost: np.ndarray, cuts: list[np.ndarray], time_limit_s: float
-    ) -> OptimizeResult:
+    ) -> "OptimizeResult":
+        # Slow to import (about half a second), and elimination rarely comes here.
+        from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
+
         row, column, value = map(np.concatenate, zip(*self._triplets, strict=True))
         matrix = csr_array((value, (row, column)), shape=(self.rows, self.columns))
         equal = np.concatenate(self._equal)
-        constraints = [_between(matrix, equal, equal)]
+        constraints: list[Constraint] = [(matrix, equal, equal)]
         if math.isfinite(self.limit_bytes):
             constraints.append(self._memory_row())
         for cut in cuts:
@@ -154,27 +156,27 @@ class IntegerProgram:
                 (np.ones(cut.size), (np.zeros(cut.size, dtype=int), cut)),
                 shape=(1, self.columns),
             )
-            constraints.append(_between(row, -math.inf, cut.size - 1.0))
+            constraints.append((row, -math.inf, cut.size - 1.0))
         whole = np.zeros(self.columns)
         whole[: self._choices] = 1.0
         return milp(
             cost,
             integrality=whole,
             bounds=Bounds(0.0, 1.0),
-            constraints=constraints,
+            constraints=[LinearConstraint(*c) for c in constraints],
             options={"time_limit": time_limit_s, "mip_rel_gap": 0.0},
         )
 
-    def _memory_row(self) -> LinearConstraint:
+    def _memory_row(self) -> Constraint:
         """Bytes above each variable's least, scaled so that the limit is SCALE."""
         extra = np.concatenate(self.network.extra)
         spare = self.limit_bytes - self.network.least_bytes
         unit = SCALE / max(abs(spare), extra.max(initial=0.0) / 100, 1e-300)
         row = np.zeros((1, self.columns))
         row[0, : self._choices] = extra * unit
-        return _between(csr_array(row), -math.inf, spare * unit)
+        return csr_array(row), -math.inf, spare * unit
 
-    def _read(self, result: OptimizeResult) -> tuple[list[int] | None, float]:
+    def _read(self, result: "OptimizeResult") -> tuple[list[int] | None, float]:
         if result.x is None:
             return None, math.inf
         bounds = zip(self._start[:-1], self._start[1:], strict=True)
