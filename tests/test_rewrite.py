@@ -316,6 +316,23 @@ def test_branches_and_open_bodies(mesh: Mesh) -> None:
     assert [specs(b.jaxpr) for b in branches["branches"]] == [[], [COLUMNS]]
 
 
+def test_branches_may_disagree(mesh: Mesh) -> None:
+    def program(x: jax.Array) -> jax.Array:
+        return lax.cond(x[0, 0] > 0, lambda x: jnp.sin(x) * x, lambda x: -x, x).sum()
+
+    closed = traced(program, (8, 8))
+    cond = names(closed.jaxpr).index("cond")
+    constraints = {
+        Site(((cond, "branches", branch),), equation, 0, when): (spec,)
+        for branch, spec in enumerate((ROWS, COLUMNS))
+        for equation, when in ((-1, "input"), (0, "after"))
+    }
+    run = jaxpr_as_fun(rewrite(closed, constraints, mesh))
+    x = random_input(8, 8)
+    found = jax.jit(jax.grad(lambda x: run(x)[0]))(x)
+    np.testing.assert_allclose(found, jax.grad(program)(x), rtol=1e-5, atol=1e-6)
+
+
 def test_constraints_carry_the_line_of_their_value(mesh: Mesh) -> None:
     closed = traced(lambda x: jnp.sin(x) * 2.0, (8, 8))
     jaxpr = rewrite(closed, {Site((), 0, 0, "after"): (ROWS,)}, mesh).jaxpr

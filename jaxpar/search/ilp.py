@@ -163,7 +163,11 @@ class IntegerProgram:
             cost,
             integrality=whole,
             bounds=Bounds(0.0, 1.0),
-            constraints=[LinearConstraint(*c) for c in constraints],
+            # SciPy's own annotations know only the scalar bounds of its defaults.
+            constraints=[
+                LinearConstraint(*c)  # pyright: ignore[reportArgumentType]
+                for c in constraints
+            ],
             options={"time_limit": time_limit_s, "mip_rel_gap": 0.0},
         )
 
