@@ -190,9 +190,7 @@ class Decoder:
     def _heads(self, x: Array) -> Array:
         tensor = self.layout.tensor
         fits = tensor and x.shape[2] % self.layout.axes[tensor] == 0
-        return self._constrain(
-            x, P(self.layout.batch, None, tensor if fits else None)
-        )
+        return self._constrain(x, P(self.layout.batch, None, tensor if fits else None))
 
     def _constrain(self, x: Array, spec: P) -> Array:
         return lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
@@ -205,7 +203,7 @@ def _affine(equation: str, x: Array, weights: Mapping[str, Array]) -> Array:
 
 @dataclass(frozen=True)
 class Training:
-    """A jitted step, its shardings, and abstract arguments to lower it with.
+    """A jitted step, and abstract arguments to lower it with.
 
     Attributes:
         step: ((params, opt_state), batch) -> ((params, opt_state), metrics).
@@ -221,53 +219,46 @@ class Training:
 
 
 def training(
-    config: DecoderConfig,
-    layout: Layout,
+    loss: Callable[[Any, Any], Array],
     optimizer: optax.GradientTransformation,
     params: Any,
     batch: Any,
+    shardings: Any,
+    batch_sharding: NamedSharding,
 ) -> Training:
-    """The training step of a layout.
+    """A training step whose gradients and optimizer state lie as the parameters do.
 
     Args:
-        config: Of the decoder.
-        layout: How it is sharded.
+        loss: (params, batch) -> scalar.
         optimizer: One whose state `optax.tree_map_params` understands.
         params: Whole parameters, or their shapes.
         batch: Shapes of the global batch.
+        shardings: Of the parameters.
+        batch_sharding: Of every array of the batch.
     """
-    mesh = layout.mesh()
-    decoder = Decoder(config, layout, mesh)
-
-    def rest(keys: Any, x: Any) -> NamedSharding:
-        spec = layout.spec(path_of(keys), x.shape, at_rest=True)
-        return NamedSharding(mesh, spec)
-
-    shardings = jax.tree_util.tree_map_with_path(rest, params)
-    everywhere = NamedSharding(mesh, P())
+    everywhere = NamedSharding(batch_sharding.mesh, P())
+    opt_state = jax.eval_shape(optimizer.init, params)
     opt_shardings = optax.tree_map_params(
         optimizer,
         lambda _, sharding: sharding,
-        jax.eval_shape(optimizer.init, params),
+        opt_state,
         shardings,
         transform_non_params=lambda _: everywhere,
     )
-    batch_sharding = NamedSharding(mesh, P(layout.batch))
+    places = (shardings, opt_shardings)
 
     def step(state: Any, batch: Any) -> Any:
         params, opt_state = state
-        loss, grads = jax.value_and_grad(decoder.loss)(params, batch)
+        value, grads = jax.value_and_grad(loss)(params, batch)
         grads = lax.with_sharding_constraint(grads, shardings)
         updates, opt_state = optimizer.update(grads, opt_state, params)
-        metrics = {"loss": loss, "grad_norm": optax.global_norm(grads)}
+        metrics = {"loss": value, "grad_norm": optax.global_norm(grads)}
         return (optax.apply_updates(params, updates), opt_state), metrics
 
     def put(params: Any) -> Any:
         params = jax.device_put(params, shardings)
         return params, jax.jit(optimizer.init, out_shardings=opt_shardings)(params)
 
-    places = (shardings, opt_shardings)
-    shapes = params, jax.eval_shape(optimizer.init, params)
     return Training(
         step=jax.jit(
             step,
@@ -275,9 +266,33 @@ def training(
             out_shardings=(places, everywhere),
             donate_argnums=0,
         ),
-        state=jax.tree.map(_struct, shapes, places),
+        state=jax.tree.map(_struct, (params, opt_state), places),
         batch=jax.tree.map(lambda x: _struct(x, batch_sharding), batch),
         put=put,
+    )
+
+
+def hand_training(
+    config: DecoderConfig,
+    layout: Layout,
+    optimizer: optax.GradientTransformation,
+    params: Any,
+    batch: Any,
+) -> Training:
+    """The training step of the zoo's decoder under a layout."""
+    mesh = layout.mesh()
+
+    def at_rest(keys: Any, x: Any) -> NamedSharding:
+        spec = layout.spec(path_of(keys), x.shape, at_rest=True)
+        return NamedSharding(mesh, spec)
+
+    return training(
+        Decoder(config, layout, mesh).loss,
+        optimizer,
+        params,
+        batch,
+        jax.tree_util.tree_map_with_path(at_rest, params),
+        NamedSharding(mesh, P(layout.batch)),
     )
 
 

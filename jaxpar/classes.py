@@ -94,4 +94,9 @@ def _weight_classes(
             shared = set(operand.dims) & {f for o in others for f in o.dims}
             shared &= {f for result in op.results for f in result.dims}
             experts |= {op.classes[f] for f in shared if f is not None}
+            if op.kind.startswith("ragged_dot"):
+                # Rows are sorted by group, so only the weights have the group dim.
+                groups = set(operand.dims) - {f for o in others for f in o.dims}
+                groups -= {f for result in op.results for f in result.dims}
+                experts |= {op.classes[f] for f in groups if f is not None}
     return weights, experts

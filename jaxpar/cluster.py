@@ -12,7 +12,7 @@ from jaxpar.rules.rule import Dims, Factor, FactorKind
 SAVES_NOTHING = frozenset(
     """add add_any sub neg reshape transpose broadcast_in_dim convert_element_type
     reduce_sum slice concatenate pad squeeze expand_dims copy copy_p cumsum rev
-    stop_gradient name sharding_constraint real imag split carry join stack unstack
+    stop_gradient name sharding_constraint real imag split stack unstack loop_carry branch_join layer_stack layer_slice
     dynamic_slice reduce_precision optimization_barrier iota eq ne lt le gt ge not
     and or xor is_finite sign floor ceil round argmax argmin max min""".split()
 )

@@ -12,7 +12,7 @@ from jaxpar.planner import Decision
 from jaxpar.sharding import Spec, axes_of, without
 from jaxpar.strategy import LeafStrategy, Strategy
 
-FOLLOWS = frozenset({"pointwise", "view", "join", "stack"})
+FOLLOWS = frozenset({"pointwise", "view", "branch_join", "layer_stack"})
 """Kinds whose results follow from their operands."""
 
 
@@ -89,7 +89,7 @@ class _Constraints:
         """Whether the value takes the layout of its reader: of a view, or of the
         loop state that it becomes."""
         kind = self._operator(link).kind
-        return kind == "view" or (kind == "carry" and len(links) == 1)
+        return kind == "view" or (kind == "loop_carry" and len(links) == 1)
 
     def _behind_view(
         self,

@@ -2,8 +2,8 @@
 
 Nested calls are inlined for the search only: a plan is applied to the original
 jaxpr, so every equation remembers where in it it stands. Loops become pseudo
-equations: "carry" (loop state), "unstack" (the slice of a scanned input) and
-"stack" (a scanned output); branches meet in a "join".
+equations: "loop_carry" (loop state), "layer_slice" (the slice of a scanned input) and
+"layer_stack" (a scanned output); branches meet in a "branch_join".
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ class FlatProgram:
 
     Attributes:
         types: Shape and dtype per tensor id.
-        equations: In execution order, but for "carry", which reads a later result.
+        equations: In execution order, but for "loop_carry", which reads a later result.
         inputs: Tensor ids of the jaxpr's inputs.
         outputs: Tensor ids of its outputs (None: a literal).
         stacked: Inputs that only a scan reads, slice by slice: input id -> slice id.
@@ -256,7 +256,7 @@ class _Walk:
                 carries.append((outer, inner[var], i))
             else:
                 site = (path, -1, i, "input")
-                self.pseudo("unstack", [outer], inner[var], body, site)
+                self.pseudo("layer_slice", [outer], inner[var], body, site)
         self.body(jaxpr, inner, body)
         self._scan_results(eqn, jaxpr, inner, env, carries, body, scope)
 
@@ -273,13 +273,13 @@ class _Walk:
         for j, (init, carry, slot) in enumerate(carries):
             out = self.read(inner, jaxpr.outvars[j])
             site = (body.path, -1, slot, "input")
-            self.pseudo("carry", [init, out], carry, body, site)
+            self.pseudo("loop_carry", [init, out], carry, body, site)
             env[eqn.outvars[j]] = carry
         for j in range(len(carries), len(eqn.outvars)):
             var = eqn.outvars[j]
             env[var] = self.new(var.aval)
             out = self.read(inner, jaxpr.outvars[j])
-            self.pseudo("stack", [out], env[var], replace(body, region=scope.region))
+            self.pseudo("layer_stack", [out], env[var], replace(body, region=scope.region))
 
     def while_loop(
         self, eqn: Any, index: int, env: dict[Any, int], scope: _Scope
@@ -308,7 +308,7 @@ class _Walk:
             out = [self.read(inner, a) for a in jaxpr.outvars]
         for j, var in enumerate(eqn.outvars):
             site = (path, -1, n_body + j, "input")
-            self.pseudo("carry", [init[j], out[j]], carry[j], scope, site)
+            self.pseudo("loop_carry", [init[j], out[j]], carry[j], scope, site)
             env[var] = carry[j]
 
     def cond(self, eqn: Any, index: int, env: dict[Any, int], scope: _Scope) -> None:
@@ -326,7 +326,7 @@ class _Walk:
         for j, var in enumerate(eqn.outvars):
             env[var] = self.new(var.aval)
             site = (scope.path, index, j, "after")
-            self.pseudo("join", [o[j] for o in outcomes], env[var], scope, site)
+            self.pseudo("branch_join", [o[j] for o in outcomes], env[var], scope, site)
 
 
 def _inner_jaxpr(eqn: Any) -> tuple[Any, str]:
@@ -360,7 +360,7 @@ def _alias_stacked_inputs(program: FlatProgram) -> None:
     kept = set(program.outputs)
     for tensor in program.inputs:
         found = readers.get(tensor, [])
-        if len(found) == 1 and found[0].primitive == "unstack" and tensor not in kept:
+        if len(found) == 1 and found[0].primitive == "layer_slice" and tensor not in kept:
             program.stacked[tensor] = found[0].results[0]
             program.input_sites[tensor] = found[0].after(0) or ((), -1, 0, "input")
             aliased.add(id(found[0]))

@@ -79,7 +79,7 @@ def simplify(program: FlatProgram) -> Simplified:
         operands = tuple(None if t is None else alias.get(t, t) for t in eqn.operands)
         eqn = replace(eqn, operands=operands)
         key = (_identity(eqn, program), operands, eqn.region)
-        if eqn.primitive in ("carry", "stack", "join") or key not in seen:
+        if eqn.primitive in ("loop_carry", "layer_stack", "branch_join") or key not in seen:
             seen[key] = len(groups)
             groups.append([eqn])
         else:
@@ -103,7 +103,7 @@ def _free(program: FlatProgram) -> tuple[set[int], set[str]]:
     free |= {t for t in inputs if not program.types[t].shape}
     primitives: set[str] = set()
     for eqn in program.equations:
-        if eqn.primitive == "carry":
+        if eqn.primitive == "loop_carry":
             continue
         if all(t is None or t in free for t in eqn.operands):
             free.update(eqn.results)
@@ -113,7 +113,7 @@ def _free(program: FlatProgram) -> tuple[set[int], set[str]]:
 
 def _with_aliases(eqn: FlatEquation, alias: dict[int, int]) -> FlatEquation:
     """A carry reads a tensor that is written, and perhaps merged, after it."""
-    if eqn.primitive != "carry":
+    if eqn.primitive != "loop_carry":
         return eqn
     operands = tuple(None if t is None else alias.get(t, t) for t in eqn.operands)
     return replace(eqn, operands=operands)

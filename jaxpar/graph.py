@@ -126,7 +126,7 @@ class Operator:
     Attributes:
         name: Stable name.
         kind: Primitive, or "pointwise" (cluster), "view" (one tensor read by
-            several operators), "carry" (loop state).
+            several operators), "loop_carry".
         factors: Loop indices.
         operands: Inputs from other operators or leaves.
         results: Outputs that others read.

@@ -19,7 +19,7 @@ from jaxpar.rules.rule import has_rule
 from jaxpar.trace import Leaf, Traced
 from jaxpar.views import add_views
 
-PSEUDO = frozenset({"carry", "unstack", "stack", "join"})
+PSEUDO = frozenset({"loop_carry", "layer_slice", "layer_stack", "branch_join"})
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def quotient(program: FlatProgram, simple: Simplified, folding: Folding) -> Quot
 
 def _use_executions(eqn: FlatEquation, slot: int) -> int:
     """Loop state is initialised once, and written by every pass."""
-    return 1 if eqn.primitive == "carry" and slot == 0 else eqn.executions
+    return 1 if eqn.primitive == "loop_carry" and slot == 0 else eqn.executions
 
 
 def _node(
@@ -156,11 +156,11 @@ def _rule(eqn: FlatEquation, types: Sequence[ArrayType]) -> FactorRule:
     results = tuple(types[t] for t in eqn.results)
     scalar = ArrayType((), np.dtype(np.float32))
     operands = tuple(scalar if t is None else types[t] for t in eqn.operands)
-    if eqn.primitive in ("carry", "join"):
+    if eqn.primitive in ("loop_carry", "branch_join"):
         return _identity(operands, results[0])
-    if eqn.primitive == "unstack":
+    if eqn.primitive == "layer_slice":
         return _stacking(operands[0], results[0])
-    if eqn.primitive == "stack":
+    if eqn.primitive == "layer_stack":
         rule = _stacking(results[0], operands[0])
         return replace(rule, operands=rule.results, results=rule.operands)
     return rule_for(eqn.primitive, operands, results, eqn.params)
@@ -190,7 +190,7 @@ def _stacking(stacked: ArrayType, part: ArrayType) -> FactorRule:
 def clusterable(node: Node) -> bool:
     """Whether the equation may be priced as part of a cluster."""
     name = node.equation.primitive
-    if name in HEAVY or name in ("carry", "unstack", "stack"):
+    if name in HEAVY or name in ("loop_carry", "layer_slice", "layer_stack"):
         return False
     if name == "gather" or name.startswith(("scatter", "dynamic", "random")):
         return False

@@ -8,6 +8,7 @@ sum. `reshard` lists the collectives that lead from one layout to another.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 Spec = tuple[tuple[str, ...], ...]
 
@@ -29,6 +30,7 @@ class Collective:
     bytes: float
 
 
+@cache
 def axes_of(spec: Spec) -> tuple[str, ...]:
     """All axes that a spec uses, dim by dim."""
     return tuple(axis for dim in spec for axis in dim)

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxpar.graph import DimClass, GraphLeaf, Operator, OperatorGraph, Tensor
 from jaxpar.rules.rule import Dims, FactorKind
@@ -23,9 +23,13 @@ class Axes:
 
     Attributes:
         sizes: Devices per axis, in mesh order.
+        remembered: Strategies of operators that are alike, found before.
     """
 
     sizes: Mapping[str, int]
+    remembered: dict[tuple, tuple[Strategy, ...]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def ordered(self, axes: Sequence[str]) -> tuple[str, ...]:
         """Axes of one dim in their fixed order: those that gather last are minor.
@@ -64,6 +68,22 @@ def strategies(
         must_work: Whether matrix multiplications must use every axis that some
             factor admits, so that no work is repeated over an axis asked for.
     """
+    key = (_signature(op, classes), must_work)
+    known = axes.remembered
+    if key not in known:
+        known[key] = _enumerate(op, classes, axes, must_work=must_work)
+    return known[key]
+
+
+def _signature(op: Operator, classes: Sequence[DimClass]) -> tuple:
+    """All that the strategies of an operator depend on."""
+    dims = tuple(classes[c] for c in op.classes)
+    return op.factors, dims, op.parameter_only, op.heavy
+
+
+def _enumerate(
+    op: Operator, classes: Sequence[DimClass], axes: Axes, *, must_work: bool
+) -> tuple[Strategy, ...]:
     admitted = [
         [
             f

@@ -131,7 +131,7 @@ def test_a_scanned_stack_has_a_layer_dim_that_nothing_splits():
     kernel = next(f for f in graph.leaves if "up/kernel" in f.paths[0])
     assert kernel.stacked and kernel.shape[0] == 6
     assert graph.tensors[kernel.tensor].shape == kernel.shape[1:]
-    assert any(op.kind == "carry" for op in graph.operators)
+    assert any(op.kind == "loop_carry" for op in graph.operators)
 
 
 def test_heads_cut_out_by_a_reshape_bind_the_projection():

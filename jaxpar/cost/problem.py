@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from jaxpar.cost.operators import (
     residual_bytes,
     working_bytes,
 )
-from jaxpar.cost.rates import Rates
+from jaxpar.cost.rates import Rates, State
 from jaxpar.graph import Operand, Operator, OperatorGraph
 from jaxpar.hardware import Chip
 from jaxpar.mesh import LogicalMesh
@@ -31,10 +32,6 @@ from jaxpar.strategy import (
     spec_of,
     strategies,
 )
-
-State = tuple[Spec, tuple[str, ...]]
-"""A layout, and the axes over which the value is a partial sum."""
-
 
 @dataclass(frozen=True)
 class Link:
@@ -78,6 +75,8 @@ class MeshProblem:
         self.pins = pins
         self.axes = Axes({a: n for a, n in mesh.sizes.items() if n > 1})
         self.rates = Rates(mesh, self.chip.reduce_scatter)
+        self._source_cache: dict[Any, Any] = {}
+        self._target_cache: dict[Any, Any] = {}
         self.leaves: list[tuple[LeafStrategy, ...]] = [
             leaf_strategies(
                 graph, leaf, self.axes, pin=pins.get(i), must_store=must_store
@@ -210,33 +209,45 @@ class MeshProblem:
 
     def edge(self, link: Link) -> np.ndarray:
         """Table of seconds over the writer's and the reader's choices."""
-        sources, from_source = _distinct(
-            [
-                (*self.written(link, c), self.gradient(link, c))
-                for c in self.choices(link.writer)
-            ]
-        )
-        targets, from_target = _distinct(
-            [self.wanted(link, c) for c in self.operators_of(link.reader)]
-        )
+        sources, from_source = self._sources(link.writer, link)
+        targets, from_target = self._targets(link)
         forward, backward = self.times(link)
         size = self.graph.tensors[link.tensor].bytes
-        merged = self.merged(link)
-        as_read = self._is_weight(link)
-        table = np.empty((len(sources), len(targets)))
-        for i, (spec, partial, gradient) in enumerate(sources):
-            for j, (want, lacks) in enumerate(targets):
-                there = self.rates.move(spec, partial, want)
-                if as_read and there.rate:
-                    table[i, j] = np.inf
-                    continue
-                seconds = forward * there.seconds(size)
-                if backward:
-                    back = self.rates.move(want, lacks, gradient)
-                    share = merged if lacks else 1.0
-                    seconds += backward * share * back.seconds(size)
-                table[i, j] = seconds
+        there = self.rates.table(
+            [s for s, _ in sources], [(want, ()) for want, _ in targets]
+        )
+        table = forward * (size * there[0] + there[1])
+        if self._is_weight(link):
+            table[there[0] > 0] = np.inf
+        if backward:
+            back = self.rates.table(targets, [(g, ()) for _, g in sources])
+            shares = [self.merged(link) if lacks else 1.0 for _, lacks in targets]
+            seconds = (size * back[0] + back[1]) * np.array(shares)[:, None]
+            table = table + backward * seconds.T
         return table[np.ix_(from_source, from_target)]
+
+    def _sources(
+        self, variable: int, link: Link
+    ) -> tuple[list[tuple[State, Spec]], list[int]]:
+        """Distinct (layout written, layout wanted for the cotangent) of a writer."""
+        key = (variable, link.tensor)
+        if key not in self._source_cache:
+            self._source_cache[key] = _distinct(
+                [
+                    (self.written(link, c), self.gradient(link, c))
+                    for c in self.choices(variable)
+                ]
+            )
+        return self._source_cache[key]
+
+    def _targets(self, link: Link) -> tuple[list[State], list[int]]:
+        """Distinct (layout read, axes of the partial cotangent) of a reader."""
+        key = (link.reader, link.operand)
+        if key not in self._target_cache:
+            self._target_cache[key] = _distinct(
+                [self.wanted(link, c) for c in self.operators_of(link.reader)]
+            )
+        return self._target_cache[key]
 
     def _is_weight(self, link: Link) -> bool:
         """Whether the tensor is a parameter: all that gathers it is its own choice

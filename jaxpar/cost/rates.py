@@ -4,12 +4,19 @@ Every price is `bytes * rate + latency`: the bytes are those of the whole tensor
 so that one rate serves all tensors that make the same move.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from jaxpar.axis_link import Level
 from jaxpar.mesh import LogicalMesh
 from jaxpar.sharding import Collective, Spec, reshard
+
+
+State = tuple[Spec, tuple[str, ...]]
+"""A layout, and the axes over which the value is a partial sum."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,7 @@ class Rates:
     _known: dict[tuple[Spec, tuple[str, ...], Spec], Price] = field(
         default_factory=dict
     )
+    _tables: dict[Any, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     def __post_init__(self):
         self.sizes: Mapping[str, int] = self.mesh.sizes
@@ -107,6 +115,26 @@ class Rates:
                     total += collective_price(collective, self.mesh)
             self._known[key] = total
         return self._known[key]
+
+    def table(
+        self, sources: Sequence[State], targets: Sequence[State]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Rates and latencies of all moves from sources to targets.
+
+        Operators of one kind share their layouts, so whole tables are remembered.
+        Whether a target is partial does not matter: it says what happens there.
+        """
+        key = (tuple(sources), tuple(spec for spec, _ in targets))
+        if key not in self._tables:
+            prices = [
+                [self.move(spec, partial, want) for want, _ in targets]
+                for spec, partial in sources
+            ]
+            self._tables[key] = (
+                np.array([[p.rate for p in row] for row in prices]),
+                np.array([[p.latency_s for p in row] for row in prices]),
+            )
+        return self._tables[key]
 
     def all_reduce(self, axes: tuple[str, ...], share: float) -> Price:
         """Price of an all-reduce of a share of a tensor."""
