@@ -1,6 +1,7 @@
 """The functions that people call."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import optax
@@ -15,7 +16,7 @@ from jaxpar.machine import Target, jax_mesh, target
 from jaxpar.pins import wishes
 from jaxpar.plan import Plan, check_model
 from jaxpar.plan_json import near
-from jaxpar.planner import Request, plan_graph
+from jaxpar.planner import Decision, Request, plan_graph
 from jaxpar.rewrite import Site
 from jaxpar.runtime import Placement, Sharded, build
 from jaxpar.sharding import Spec
@@ -24,37 +25,11 @@ from jaxpar.subject import Subject, prepare
 __all__ = ["apply_plan", "auto_shard", "make_plan"]
 
 
-def make_plan(
-    model: Any,
-    optimizer: optax.GradientTransformation | None,
-    loss: Callable[..., Any],
-    batch: Any,
-    mesh: Any = None,
-    *,
-    init: Callable[..., Any] | None = None,
-    wrt: Any = nnx.Param,
-    mutable: str | tuple[str, ...] = (),
-    rules: Any = None,
-    pin: Mapping[str, Any] | None = None,
-    memory_bytes: int | None = None,
-    slices: int = 1,
-    method: str = "auto",
-    remat: Any = "auto",
-    pipeline: Any = "auto",
-    microbatches: int | None = None,
-    seed: int = 0,
-) -> Plan:
-    """Plans the layout of a model on a machine that need not be there.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `make_plan` and `auto_shard` take besides model and mesh.
 
-    Args:
-        model: NNX: a callable (nnx.Rngs) -> nnx.Module, or an nnx.Module. Linen: a
-            module.
-        optimizer: An optax transformation, or None for inference.
-        loss: NNX: loss(model, batch[, rngs]). Linen: loss(module, variables, batch[,
-            rngs]). Returns a scalar or (scalar, aux).
-        batch: The global batch: arrays or `jax.ShapeDtypeStruct`.
-        mesh: None (the local devices, shape searched), a jax Mesh, axis sizes, a
-            topology's name, or a Topology.
+    Attributes:
         init: Linen only: init(module, key, batch) -> variables.
         wrt: What is trained: an NNX filter; Linen: a collection or path predicate.
         mutable: Linen only: collections that the loss updates and returns.
@@ -67,32 +42,61 @@ def make_plan(
         pipeline: "auto" or None: no stages in this version.
         microbatches: None: one; nothing else in this version.
         seed: Of randomised search methods.
+    """
+
+    init: Callable[..., Any] | None = None
+    wrt: Any = nnx.Param
+    mutable: str | tuple[str, ...] = ()
+    rules: Any = None
+    pin: Mapping[str, Any] | None = None
+    memory_bytes: int | None = None
+    slices: int = 1
+    method: str = "auto"
+    remat: Any = "auto"
+    pipeline: Any = "auto"
+    microbatches: int | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        for name, known in (
+            ("remat", ("auto", None)),
+            ("pipeline", ("auto", None)),
+            ("microbatches", (None, 1)),
+        ):
+            if getattr(self, name) not in known:
+                raise PlanError(
+                    f"{name}={getattr(self, name)!r} is not supported by this version",
+                    hint=f"leave {name} out",
+                )
+
+
+def make_plan(
+    model: Any,
+    optimizer: optax.GradientTransformation | None,
+    loss: Callable[..., Any],
+    batch: Any,
+    mesh: Any = None,
+    **options: Any,
+) -> Plan:
+    """Plans the layout of a model on a machine that need not be there.
+
+    Args:
+        model: NNX: a callable (nnx.Rngs) -> nnx.Module, or an nnx.Module. Linen: a
+            module.
+        optimizer: An optax transformation, or None for inference.
+        loss: NNX: loss(model, batch[, rngs]). Linen: loss(module, variables, batch[,
+            rngs]). Returns a scalar or (scalar, aux).
+        batch: The global batch: arrays or `jax.ShapeDtypeStruct`.
+        mesh: None (the local devices, shape searched), a jax Mesh, axis sizes, a
+            topology's name, or a Topology.
+        **options: The fields of `Options`: init, wrt, mutable, rules, pin,
+            memory_bytes, slices, method, remat, pipeline, microbatches, seed.
 
     Raises:
-        ModelError, MeshError, RuleError, InfeasibleError: before anything is
-            compiled; each says what was found, where, and what to do.
+        ModelError, MeshError, RuleError, InfeasibleError, PlanError: before anything
+            is compiled; each says what was found, where, and what to do.
     """
-    subject, _, plan = _planned(
-        model,
-        optimizer,
-        loss,
-        batch,
-        mesh,
-        init=init,
-        wrt=wrt,
-        mutable=mutable,
-        rules=rules,
-        pin=pin,
-        memory_bytes=memory_bytes,
-        slices=slices,
-        method=method,
-        remat=remat,
-        pipeline=pipeline,
-        microbatches=microbatches,
-        seed=seed,
-    )
-    del subject
-    return plan
+    return _planned(model, optimizer, loss, batch, mesh, Options(**options))[2]
 
 
 def auto_shard(
@@ -109,11 +113,10 @@ def auto_shard(
     is called.
 
     Raises:
-        ModelError, MeshError, RuleError, InfeasibleError: as `make_plan`; MeshError
-            also where the machine's devices are not there.
+        ModelError, MeshError, RuleError, InfeasibleError, PlanError: as `make_plan`;
+            MeshError also where the machine's devices are not there.
     """
-    subject, where, plan = _planned(model, optimizer, loss, batch, mesh, **options)
-    return _applied(subject, where, plan)
+    return _applied(*_planned(model, optimizer, loss, batch, mesh, Options(**options)))
 
 
 def apply_plan(
@@ -164,63 +167,45 @@ def _planned(
     loss: Callable[..., Any],
     batch: Any,
     mesh: Any,
-    *,
-    init: Callable[..., Any] | None = None,
-    wrt: Any = nnx.Param,
-    mutable: str | tuple[str, ...] = (),
-    rules: Any = None,
-    pin: Mapping[str, Any] | None = None,
-    memory_bytes: int | None = None,
-    slices: int = 1,
-    method: str = "auto",
-    remat: Any = "auto",
-    pipeline: Any = "auto",
-    microbatches: int | None = None,
-    seed: int = 0,
+    options: Options,
 ) -> tuple[Subject, Target, Plan]:
-    _check_unsupported(remat=remat, pipeline=pipeline, microbatches=microbatches)
-    where = target(mesh, slices=slices, memory_bytes=memory_bytes)
-    wanted = wishes(pin, rules)
+    where = target(mesh, slices=options.slices, memory_bytes=options.memory_bytes)
+    wanted = wishes(options.pin, options.rules)
     subject = prepare(
         model,
         optimizer,
         loss,
         batch,
-        init=init,
-        wrt=wrt,
-        mutable=mutable,
+        init=options.init,
+        wrt=options.wrt,
+        mutable=options.mutable,
         wanted=wanted,
     )
-    console = Console(stderr=True)
-    with Progress(
-        console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task("searching meshes", total=None)
-        request = Request(
-            graph=subject.graph,
-            topology=where.topology,
-            mesh=where.sizes,
-            workload=subject.workload(),
-            wishes=wanted,
-            method=method,
-            seed=seed,
-            progress=lambda n, of: progress.update(task, completed=n, total=of),
-        )
-        decision = plan_graph(request)
+    request = Request(
+        graph=subject.graph,
+        topology=where.topology,
+        mesh=where.sizes,
+        workload=subject.workload(),
+        wishes=wanted,
+        method=options.method,
+        seed=options.seed,
+    )
+    decision = _searched(request)
     return subject, where, assemble(decision, constraints(decision))
 
 
-def _check_unsupported(*, remat: Any, pipeline: Any, microbatches: Any) -> None:
-    for name, value, known in (
-        ("remat", remat, ("auto", None)),
-        ("pipeline", pipeline, ("auto", None)),
-        ("microbatches", microbatches, (None, 1)),
-    ):
-        if value not in known:
-            raise PlanError(
-                f"{name}={value!r} is not supported by this version",
-                hint=f"leave {name} out",
-            )
+def _searched(request: Request) -> Decision:
+    """Plans under a progress bar, on a terminal."""
+    console = Console(stderr=True)
+    with Progress(
+        console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("searching meshes", total=None)
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        return plan_graph(replace(request, progress=show))
 
 
 def _applied(subject: Subject, where: Target, plan: Plan) -> Sharded:

@@ -1,10 +1,11 @@
 """From a decision to a plan: the same answer in words that people read."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from jaxpar import __version__
 from jaxpar.constraints import Constraint
+from jaxpar.cost.problem import MeshProblem
 from jaxpar.graph import GraphLeaf, OperatorGraph
 from jaxpar.ledger import Entry, compute_seconds, entries
 from jaxpar.plan import (
@@ -46,32 +47,7 @@ def assemble(decision: Decision, found: tuple[Constraint, ...]) -> Plan:
     problem = decision.problem
     graph, topology = problem.graph, problem.mesh.topology
     sizes = problem.mesh.sizes
-    leaves = list(zip(graph.leaves, decision.leaves, strict=True))
-    reasons = [leaf_reason(decision, i) for i in range(len(leaves))]
-    params: dict[str, ParamPlan] = {}
-    state: dict[str, Spec] = {}
-    batch: dict[str, BatchPlan] = {}
-    for (leaf, strategy), reason in zip(leaves, reasons, strict=True):
-        for path in leaf.paths:
-            if leaf.role == "param":
-                compute = ((),) * leaf.stacked + strategy.compute
-                params[path] = ParamPlan(
-                    shape=leaf.shape,
-                    dtype=leaf.dtype,
-                    storage=strategy.storage,
-                    compute=compute,
-                    optimizer=strategy.optimizer,
-                    bytes_per_device=round(
-                        leaf.bytes / shards(strategy.storage, sizes)
-                    ),
-                    reason=reason,
-                )
-            elif leaf.role == "batch":
-                batch[path] = BatchPlan(
-                    shape=leaf.shape, dtype=leaf.dtype, spec=strategy.storage
-                )
-            else:
-                state[path] = strategy.storage
+    reasons = [leaf_reason(decision, i) for i in range(len(graph.leaves))]
     ledger = entries(decision)
     return Plan(
         jaxpar_version=__version__,
@@ -85,16 +61,56 @@ def assemble(decision: Decision, found: tuple[Constraint, ...]) -> Plan:
         mesh=sizes,
         axes={axis: _axis_note(decision, axis) for axis in sizes},
         model=model_print(*leaf_shapes(graph)),
-        batch=batch,
+        batch=_batch(decision),
         predicted=_prediction(decision, ledger),
         search=_report(decision),
         notes=decision.notes,
-        params=params,
-        state=state,
+        params=_params(decision, reasons),
+        state=_state(decision),
         activations=_activations(graph, found),
         replicated=_replicated(decision, reasons),
         collectives=tuple(_collective(entry) for entry in ledger),
     )
+
+
+def _placed(decision: Decision, *roles: str) -> Iterator[tuple[int, str]]:
+    """Leaf index and path of every leaf of some roles."""
+    for i, leaf in enumerate(decision.problem.graph.leaves):
+        if leaf.role in roles:
+            yield from ((i, path) for path in leaf.paths)
+
+
+def _params(decision: Decision, reasons: list[str]) -> dict[str, ParamPlan]:
+    sizes, found = decision.problem.mesh.sizes, {}
+    for i, path in _placed(decision, "param"):
+        leaf, strategy = decision.problem.graph.leaves[i], decision.leaves[i]
+        found[path] = ParamPlan(
+            shape=leaf.shape,
+            dtype=leaf.dtype,
+            storage=strategy.storage,
+            compute=((),) * leaf.stacked + strategy.compute,
+            optimizer=strategy.optimizer,
+            bytes_per_device=round(leaf.bytes / shards(strategy.storage, sizes)),
+            reason=reasons[i],
+        )
+    return found
+
+
+def _state(decision: Decision) -> dict[str, Spec]:
+    places = _placed(decision, "state", "rng")
+    return {path: decision.leaves[i].storage for i, path in places}
+
+
+def _batch(decision: Decision) -> dict[str, BatchPlan]:
+    leaves = decision.problem.graph.leaves
+    return {
+        path: BatchPlan(
+            shape=leaves[i].shape,
+            dtype=leaves[i].dtype,
+            spec=decision.leaves[i].storage,
+        )
+        for i, path in _placed(decision, "batch")
+    }
 
 
 def leaf_shapes(
@@ -242,6 +258,6 @@ def _leaf_words(leaf: GraphLeaf, reason: str) -> str:
     return reason or f"{leaf.role} leaves stay whole"
 
 
-def _operator_words(name: str, problem) -> str:
+def _operator_words(name: str, problem: MeshProblem) -> str:
     axes = ", ".join(f"{a}={n}" for a, n in problem.axes.sizes.items())
     return f"no axis of {axes} splits {name} at less cost"

@@ -5,7 +5,6 @@ cuts out of a projection's width, say, forbid to cut that width anywhere else.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,45 +19,26 @@ def dim_classes(
     batch_size: int,
 ) -> tuple[tuple[DimClass, ...], tuple[Tensor, ...], tuple[Operator, ...]]:
     """Classes, and the tensors and operators with their dims' classes filled in."""
-    unions: Unions[tuple] = Unions()
-    sizes: dict[tuple, int] = {}
-    for t, tensor in enumerate(tensors):
-        for d, n in enumerate(tensor.shape):
-            unions.add(("dim", t, d))
-            sizes["dim", t, d] = n
-    for o, op in enumerate(operators):
-        for f, factor in enumerate(op.factors):
-            unions.add(("factor", o, f))
-            sizes["factor", o, f] = factor.size
-        ends = [
-            (u.tensor, operand.dims) for operand in op.operands for u in operand.uses
-        ]
-        ends += [(result.tensor, result.dims) for result in op.results]
-        for t, dims in ends:
-            for d, f in enumerate(dims):
-                if f is not None:
-                    unions.join(("dim", t, d), ("factor", o, f))
-    number = unions.numbered()
-    members: dict[int, list[tuple]] = defaultdict(list)
-    for item, c in number.items():
-        members[c].append(item)
-    granularity = {c: math.gcd(*(sizes[i] for i in m)) for c, m in members.items()}
-    filled_tensors = tuple(
+    number, granularity = _ties(tensors, operators)
+    model = _made_of_parameters(operators, leaves)
+    tensors = tuple(
         replace(t, classes=tuple(number["dim", i, d] for d in range(len(t.shape))))
         for i, t in enumerate(tensors)
     )
-    filled_operators = tuple(
+    operators = tuple(
         replace(
-            op, classes=tuple(number["factor", o, f] for f in range(len(op.factors)))
+            op,
+            classes=tuple(number["factor", o, f] for f in range(len(op.factors))),
+            weighted=any(u.tensor in model for x in op.operands for u in x.uses),
         )
         for o, op in enumerate(operators)
     )
     batch = {
-        filled_tensors[leaf.tensor].classes[0]
+        tensors[leaf.tensor].classes[0]
         for leaf in leaves
         if leaf.role == "batch" and leaf.shape and leaf.shape[0] == batch_size
     }
-    weights, experts = _weight_classes(filled_tensors, filled_operators, leaves)
+    weights, experts = _weight_classes(tensors, operators, leaves)
     classes = tuple(
         DimClass(
             granularity[c],
@@ -66,9 +46,47 @@ def dim_classes(
             token=c not in batch and c not in weights,
             expert=c in experts,
         )
-        for c in range(len(members))
+        for c in range(len(granularity))
     )
-    return classes, filled_tensors, filled_operators
+    return classes, tensors, operators
+
+
+def _ties(
+    tensors: Sequence[Tensor], operators: Sequence[Operator]
+) -> tuple[dict[tuple, int], dict[int, int]]:
+    """Class per dim and factor, and granularity per class."""
+    unions: Unions[tuple] = Unions()
+    sizes: dict[tuple, int] = {}
+    for t, tensor in enumerate(tensors):
+        sizes.update((("dim", t, d), n) for d, n in enumerate(tensor.shape))
+    for o, op in enumerate(operators):
+        sizes.update((("factor", o, f), x.size) for f, x in enumerate(op.factors))
+    for item in sizes:
+        unions.add(item)
+    for o, op in enumerate(operators):
+        ends = [
+            (use.tensor, operand.dims)
+            for operand in op.operands
+            for use in operand.uses
+        ]
+        ends += [(result.tensor, result.dims) for result in op.results]
+        for t, dims in ends:
+            for d, f in enumerate(dims):
+                if f is not None:
+                    unions.join(("dim", t, d), ("factor", o, f))
+    number = unions.numbered()
+    granularity: dict[int, int] = {}
+    for item, c in number.items():
+        granularity[c] = math.gcd(granularity.get(c, 0), sizes[item])
+    return number, granularity
+
+
+def _made_of_parameters(
+    operators: Sequence[Operator], leaves: Sequence[GraphLeaf]
+) -> set[int]:
+    found = {leaf.tensor for leaf in leaves if leaf.role in ("param", "state")}
+    made = {r.tensor for op in operators if op.parameter_only for r in op.results}
+    return found | made
 
 
 def _weight_classes(
@@ -76,10 +94,12 @@ def _weight_classes(
     operators: Sequence[Operator],
     leaves: Sequence[GraphLeaf],
 ) -> tuple[set[int], set[int]]:
-    """Classes of dims of weights that are contracted or looked up, and those of
-    them that are batch dims of a contraction: experts."""
-    model = {leaf.tensor for leaf in leaves if leaf.role in ("param", "state")}
-    model |= {r.tensor for op in operators if op.parameter_only for r in op.results}
+    """Classes of dims of weights that are contracted or looked up.
+
+    Returns:
+        All of them, and the experts among them: batch dims of a contraction.
+    """
+    model = _made_of_parameters(operators, leaves)
     weights: set[int] = set()
     experts: set[int] = set()
     for op in operators:

@@ -42,6 +42,7 @@ PinOption = Annotated[
 MemoryOption = Annotated[
     str | None, typer.Option(help="Limit per device, as 16GiB; else the topology's")
 ]
+ResumeOption = Annotated[bool, typer.Option(help="Go on from the newest checkpoint")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, nothing else")]
 
 
@@ -94,9 +95,7 @@ def train(
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option(help="Go on from the newest checkpoint")
-    ] = False,
+    resume: ResumeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Plans a model, shows the plan, and trains it on the devices at hand.
@@ -104,7 +103,6 @@ def train(
     The topology cpu-N sets up N simulated devices itself.
     """
     _simulate(topology)
-    import jaxpar
     from jaxpar.data import batches_like
     from jaxpar.report.table import print_plan
     from jaxpar.train import train as run
@@ -112,14 +110,8 @@ def train(
 
     given = load_model(model, batch=batch, seq=seq)
     console = Console(stderr=as_json)
-    if plan_file is not None:
-        subject = {k: v for k, v in given.items() if k in _SUBJECT}
-        sharded = jaxpar.apply_plan(jaxpar.load_plan(plan_file), **subject)
-    else:
-        sharded = jaxpar.auto_shard(
-            **given | {"mesh": _machine(topology, mesh) or given.get("mesh")},
-            **_limits(given, pin, memory),
-        )
+    given["mesh"] = _machine(topology, mesh) or given.get("mesh")
+    sharded = _sharded(given, _limits(given, pin, memory), plan_file)
     print_plan(sharded.plan, console)
     done = run(
         sharded,
@@ -130,8 +122,18 @@ def train(
         console=console,
     )
     if as_json:
-        found = {k: v for k, v in vars(done).items() if k != "state"}
-        print(json.dumps(found))
+        print(json.dumps({k: v for k, v in vars(done).items() if k != "state"}))
+
+
+def _sharded(
+    given: dict[str, Any], limits: dict[str, Any], plan_file: Path | None
+) -> Any:
+    import jaxpar
+
+    if plan_file is None:
+        return jaxpar.auto_shard(**given, **limits)
+    subject = {k: v for k, v in given.items() if k in _SUBJECT}
+    return jaxpar.apply_plan(jaxpar.load_plan(plan_file), **subject)
 
 
 _SUBJECT = ("model", "optimizer", "loss", "batch", "init", "wrt", "mutable")
@@ -154,8 +156,13 @@ def explain(
         print_plan(made, Console(), verbose=True)
         return
     rows = [
-        (name, spec_text(p.storage), spec_text(p.compute),
-         bytes_text(p.bytes_per_device), p.reason)
+        (
+            name,
+            spec_text(p.storage),
+            spec_text(p.compute),
+            bytes_text(p.bytes_per_device),
+            p.reason,
+        )
         for name, p in made.params.items()
         if name == path or re.search(path, name)
     ]
@@ -224,12 +231,17 @@ def zoo(as_json: JsonOption = False) -> None:
     from jaxpar.report.table import print_table
     from jaxpar.zoo import entries
 
-    found = entries()
-    listed = found.values() if isinstance(found, dict) else found
+    listed = entries().values()
     if as_json:
         rows = [
-            {"name": e.name, "family": e.family, "batch": e.batch, "seq": e.seq,
-             "description": e.description, "source": e.source}
+            {
+                "name": e.name,
+                "family": e.family,
+                "batch": e.batch,
+                "seq": e.seq,
+                "description": e.description,
+                "source": e.source,
+            }
             for e in listed
         ]
         print(json.dumps(rows, indent=1))
@@ -299,8 +311,16 @@ def _pin(text: str) -> tuple[str, tuple[tuple[str, ...], ...]]:
     )
 
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9,
-          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
 
 
 def _bytes(text: str) -> int:
@@ -337,11 +357,18 @@ def main() -> None:
 
 def _fail(problem: JaxparError, status: int) -> None:
     console = Console(stderr=True)
-    console.print("error:", problem.message, style="bold red", soft_wrap=True,
-                  highlight=False, markup=False)
+    console.print(
+        "error:",
+        problem.message,
+        style="bold red",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
     if problem.hint:
-        console.print("hint:", problem.hint, soft_wrap=True, highlight=False,
-                      markup=False)
+        console.print(
+            "hint:", problem.hint, soft_wrap=True, highlight=False, markup=False
+        )
     sys.exit(status)
 
 

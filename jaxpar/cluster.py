@@ -12,7 +12,8 @@ from jaxpar.rules.rule import Dims, Factor, FactorKind
 SAVES_NOTHING = frozenset(
     """add add_any sub neg reshape transpose broadcast_in_dim convert_element_type
     reduce_sum slice concatenate pad squeeze expand_dims copy copy_p cumsum rev
-    stop_gradient name sharding_constraint real imag split stack unstack loop_carry branch_join layer_stack layer_slice
+    stop_gradient name sharding_constraint real imag split stack unstack
+    loop_carry branch_join layer_stack layer_slice
     dynamic_slice reduce_precision optimization_barrier iota eq ne lt le gt ge not
     and or xor is_finite sign floor ceil round argmax argmin max min""".split()
 )
@@ -99,38 +100,84 @@ def build_cluster(
     active: frozenset[int],
 ) -> Cluster:
     """Unifies the factors of the nodes and sorts their costs inside and outside."""
-    unified = _Unified(nodes, graph)
-    cluster = Cluster(nodes, unified.factors)
-    cluster.flops = sum(graph.nodes[i].rule.flops for i in nodes)
-    inside = {t for i in nodes for t in graph.nodes[i].results}
-    alone = len(nodes) == 1
-    reads: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    for i in nodes:
-        node = graph.nodes[i]
-        for slot, tensors in enumerate(node.reads):
-            outside = tuple(sorted(t for t in tensors if t not in inside))
-            if outside:
-                reads.setdefault(outside, []).append((i, slot))
-            if len(outside) < len(tensors):
-                _broadcast_inside(cluster, unified, graph, i, slot, active)
+    return _Building(nodes, graph, outputs, active).cluster()
+
+
+class _Building:
+    """One cluster while it is built."""
+
+    def __init__(
+        self,
+        nodes: list[int],
+        graph: Quotient,
+        outputs: frozenset[int],
+        active: frozenset[int],
+    ):
+        self.nodes, self.graph, self.outputs, self.active = (
+            nodes,
+            graph,
+            outputs,
+            active,
+        )
+        self.unified = _Unified(nodes, graph)
+        self.inside = {t for i in nodes for t in graph.nodes[i].results}
+        self.found = Cluster(nodes, self.unified.factors)
+
+    def cluster(self) -> Cluster:
+        """Visits every node, then collects what is read from outside."""
+        self.found.flops = sum(self.graph.nodes[i].rule.flops for i in self.nodes)
+        for i in self.nodes:
+            self._writes(i)
+            for tensor, dims in _saved_inside(
+                self.graph.nodes[i], self.inside, self.active
+            ):
+                present = _present(self.unified.dims(i, dims))
+                self.found.saved.append((present, _bytes(self.graph, tensor)))
+        for uses in self._reads().values():
+            self.found.reads.append(
+                _read(uses, self.unified, self.graph, self.active, self.inside)
+            )
+        return self.found
+
+    def _reads(self) -> dict[tuple[int, ...], list[tuple[int, int]]]:
+        """Tensors from outside -> (node, slot) pairs that read them."""
+        reads: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for i in self.nodes:
+            for slot, tensors in enumerate(self.graph.nodes[i].reads):
+                outside = tuple(sorted(t for t in tensors if t not in self.inside))
+                if outside:
+                    reads.setdefault(outside, []).append((i, slot))
+                if len(outside) < len(tensors):
+                    self._broadcast(i, slot)
+        return reads
+
+    def _writes(self, i: int) -> None:
+        """Results that others read; sums that are resolved inside."""
+        node, sums = self.graph.nodes[i], self.unified.sums(i)
+        alone = len(self.nodes) == 1
         for slot, tensor in enumerate(node.results):
-            dims = unified.dims(i, node.rule.results[slot])
-            sums = unified.sums(i)
-            readers = graph.readers.get(tensor, ())
-            if any(r not in nodes for r in readers) or tensor in outputs:
-                cluster.writes.append(Written(tensor, dims, sums if alone else ()))
+            dims = self.unified.dims(i, node.rule.results[slot])
+            readers = self.graph.readers.get(tensor, ())
+            if tensor in self.outputs or any(r not in self.nodes for r in readers):
+                self.found.writes.append(Written(tensor, dims, sums if alone else ()))
             if sums and not alone and slot == 0:
-                cluster.reductions.append(
-                    Reduction(_present(dims), sums, _bytes(graph, tensor), False)
+                size = _bytes(self.graph, tensor)
+                self.found.reductions.append(
+                    Reduction(_present(dims), sums, size, False)
                 )
-        if tensors := _saved_inside(node, inside, active):
-            for tensor, dims in tensors:
-                cluster.saved.append(
-                    (_present(unified.dims(i, dims)), _bytes(graph, tensor))
-                )
-    for uses in reads.values():
-        cluster.reads.append(_read(uses, unified, graph, active, inside))
-    return cluster
+
+    def _broadcast(self, i: int, slot: int) -> None:
+        """A value broadcast inside the cluster: its cotangent is summed there."""
+        node = self.graph.nodes[i]
+        tensor = next(t for t in node.reads[slot] if t in self.inside)
+        if tensor not in self.active:
+            return
+        dims = _present(self.unified.dims(i, node.rule.operands[slot]))
+        over = tuple(sorted(self.unified.all_of(i) - set(dims)))
+        if over:
+            self.found.reductions.append(
+                Reduction(dims, over, _bytes(self.graph, tensor), True)
+            )
 
 
 def _saved_inside(
@@ -188,27 +235,6 @@ def _read(
         saved,
         is_active,
     )
-
-
-def _broadcast_inside(
-    cluster: Cluster,
-    unified: "_Unified",
-    graph: Quotient,
-    i: int,
-    slot: int,
-    active: frozenset[int],
-) -> None:
-    """A value broadcast inside the cluster: its cotangent is summed there."""
-    node = graph.nodes[i]
-    tensor = next(iter(node.reads[slot]))
-    if tensor not in active:
-        return
-    dims = unified.dims(i, node.rule.operands[slot])
-    over = tuple(sorted(unified.all_of(i) - set(_present(dims))))
-    if over:
-        cluster.reductions.append(
-            Reduction(_present(dims), over, _bytes(graph, tensor), True)
-        )
 
 
 def _present(dims: Dims) -> tuple[int, ...]:

@@ -86,8 +86,7 @@ class _Constraints:
         return found + self._uses(links, kept, always=scattered)
 
     def _stands_for(self, link: Link, links: list[Link]) -> bool:
-        """Whether the value takes the layout of its reader: of a view, or of the
-        loop state that it becomes."""
+        """Whether the value takes its reader's layout: a view, or loop state."""
         kind = self._operator(link).kind
         return kind == "view" or (kind == "loop_carry" and len(links) == 1)
 

@@ -13,9 +13,11 @@ class Unions(Generic[Item]):
         self._parent: dict[Item, Item] = {}
 
     def add(self, item: Item) -> None:
+        """Makes an item known, as a set of its own."""
         self._parent.setdefault(item, item)
 
     def find(self, item: Item) -> Item:
+        """The item that stands for the set of this one."""
         self.add(item)
         parent = self._parent
         while parent[item] != item:
@@ -24,6 +26,7 @@ class Unions(Generic[Item]):
         return item
 
     def join(self, a: Item, b: Item) -> None:
+        """Makes one set of two."""
         self._parent[self.find(b)] = self.find(a)
 
     def numbered(self) -> dict[Item, int]:

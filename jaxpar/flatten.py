@@ -258,18 +258,17 @@ class _Walk:
                 site = (path, -1, i, "input")
                 self.pseudo("layer_slice", [outer], inner[var], body, site)
         self.body(jaxpr, inner, body)
-        self._scan_results(eqn, jaxpr, inner, env, carries, body, scope)
+        self._scan_results(eqn, inner, env, carries, body)
 
     def _scan_results(
         self,
         eqn: Any,
-        jaxpr: Jaxpr,
         inner: dict[Any, int],
         env: dict[Any, int],
         carries: list[tuple[int | None, int, int]],
         body: _Scope,
-        scope: _Scope,
     ) -> None:
+        jaxpr, _ = _open(eqn.params["jaxpr"])
         for j, (init, carry, slot) in enumerate(carries):
             out = self.read(inner, jaxpr.outvars[j])
             site = (body.path, -1, slot, "input")
@@ -279,7 +278,7 @@ class _Walk:
             var = eqn.outvars[j]
             env[var] = self.new(var.aval)
             out = self.read(inner, jaxpr.outvars[j])
-            self.pseudo("layer_stack", [out], env[var], replace(body, region=scope.region))
+            self.pseudo("layer_stack", [out], env[var], body)
 
     def while_loop(
         self, eqn: Any, index: int, env: dict[Any, int], scope: _Scope
@@ -360,7 +359,11 @@ def _alias_stacked_inputs(program: FlatProgram) -> None:
     kept = set(program.outputs)
     for tensor in program.inputs:
         found = readers.get(tensor, [])
-        if len(found) == 1 and found[0].primitive == "layer_slice" and tensor not in kept:
+        if (
+            len(found) == 1
+            and found[0].primitive == "layer_slice"
+            and tensor not in kept
+        ):
             program.stacked[tensor] = found[0].results[0]
             program.input_sites[tensor] = found[0].after(0) or ((), -1, 0, "input")
             aliased.add(id(found[0]))

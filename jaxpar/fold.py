@@ -31,6 +31,7 @@ class Run:
 
     @property
     def stop(self) -> int:
+        """Index behind the last equation."""
         return self.start + self.period * self.blocks
 
 
@@ -77,14 +78,17 @@ def simplify(program: FlatProgram) -> Simplified:
         if not any(r in live and r not in free for r in eqn.results):
             continue
         operands = tuple(None if t is None else alias.get(t, t) for t in eqn.operands)
-        eqn = replace(eqn, operands=operands)
-        key = (_identity(eqn, program), operands, eqn.region)
-        if eqn.primitive in ("loop_carry", "layer_stack", "branch_join") or key not in seen:
+        renamed = replace(eqn, operands=operands)
+        key = (_identity(renamed, program), operands, eqn.region)
+        if (
+            eqn.primitive in ("loop_carry", "layer_stack", "branch_join")
+            or key not in seen
+        ):
             seen[key] = len(groups)
-            groups.append([eqn])
+            groups.append([renamed])
         else:
             first = groups[seen[key]]
-            first.append(eqn)
+            first.append(renamed)
             alias.update(zip(eqn.results, first[0].results, strict=True))
     program.outputs = [None if t is None else alias.get(t, t) for t in program.outputs]
     merged = tuple((_with_aliases(group[0], alias), *group[1:]) for group in groups)
@@ -289,8 +293,11 @@ def _good_blocks(
 def _sources(
     index: int, run: Run, equations: Sequence[FlatEquation], writer: dict[int, int]
 ) -> tuple[Any, ...]:
-    """Per operand: distance to its writer inside of the run, else "input" for a
-    leaf, else the tensor that all blocks share."""
+    """Where each operand comes from.
+
+    The distance to its writer inside of the run, else "input" for a leaf, else the
+    tensor that all blocks share.
+    """
     found: list[Any] = []
     for tensor in equations[index].operands:
         origin = -1 if tensor is None else writer.get(tensor, -1)

@@ -137,6 +137,7 @@ class Operator:
         recomputed: Whether it runs again in the backward pass (rematerialised).
         parameter_only: Whether it depends on parameters alone.
         active: Whether gradients flow through it.
+        weighted: Whether an operand is made of parameters alone.
         classes: Per factor, its class of dims.
     """
 
@@ -152,6 +153,7 @@ class Operator:
     recomputed: bool = False
     parameter_only: bool = False
     active: bool = True
+    weighted: bool = False
     classes: tuple[int, ...] = ()
 
     @property

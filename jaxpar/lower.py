@@ -113,44 +113,50 @@ class _Lowering:
             self.read_as[t]: group_path([self.leaves[m].path for m in members])
             for t, members in graph.leaf_groups.items()
         }
-        by_role = {
-            role: {
-                self.read_as[t]: paths[self.read_as[t]]
-                for t in graph.leaf_groups
-                if (self.leaves[t].role == "batch") == (role == "batch")
-            }
-            for role in ("model", "batch")
-        }
-        names = tensor_names(graph, by_role["model"], by_role["batch"], groups)
+        names = tensor_names(
+            graph, self._paths("model", paths), self._paths("batch", paths), groups
+        )
         numbers, tensors = self._tensors(built, names, paths)
         operators = tuple(
             self._operator(c, name, numbers)
             for c, name in zip(built, names, strict=True)
         )
-        before = {
-            (i, k): read.before
-            for i, c in enumerate(built)
-            for k, read in enumerate(c.reads)
-        }
-        after = {
-            numbers[t]: node.after[slot]
-            for node in graph.nodes
-            for slot, t in enumerate(node.results)
-            if t in numbers
-        }
-        after |= {
-            numbers[self.read_as[t]]: tuple(
-                self.program.input_sites[m] for m in members
-            )
-            for t, members in graph.leaf_groups.items()
-        }
         leaves = self._leaves(numbers, paths)
         classes, tensors, operators = dim_classes(
             tensors, operators, leaves, batch_size
         )
         whole = OperatorGraph(tensors, operators, leaves, classes, batch_size)
-        whole = add_views(whole)
-        return Lowered(whole, before, after)
+        before = {
+            (i, k): read.before
+            for i, c in enumerate(built)
+            for k, read in enumerate(c.reads)
+        }
+        return Lowered(add_views(whole), before, self._after(numbers))
+
+    def _paths(self, role: str, paths: Mapping[int, str]) -> dict[int, str]:
+        """Paths of the tensors of the batch, or of the model."""
+        tensors = (
+            self.read_as[t]
+            for t in self.graph.leaf_groups
+            if (self.leaves[t].role == "batch") == (role == "batch")
+        )
+        return {t: paths[t] for t in tensors}
+
+    def _after(self, numbers: Mapping[int, int]) -> dict[int, tuple[Address, ...]]:
+        """Where values can be constrained as they arise."""
+        made = {
+            numbers[t]: node.after[slot]
+            for node in self.graph.nodes
+            for slot, t in enumerate(node.results)
+            if t in numbers
+        }
+        read = {
+            numbers[self.read_as[t]]: tuple(
+                self.program.input_sites[m] for m in members
+            )
+            for t, members in self.graph.leaf_groups.items()
+        }
+        return made | read
 
     def _tensors(
         self, built: Sequence[Cluster], names: Sequence[str], paths: Mapping[int, str]

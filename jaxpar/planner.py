@@ -181,7 +181,12 @@ def _on_mesh(
     pins, notes = leaf_pins(graph, request.wishes, wide if searched else sizes)
     must = () if searched else tuple(a for a in wide if a == "fsdp")
     problem = MeshProblem(
-        graph, mesh, request.workload, pins=pins, must_store=must, must_work=not searched
+        graph,
+        mesh,
+        request.workload,
+        pins=pins,
+        must_store=must,
+        must_work=not searched,
     )
     tables = problem.build()
     found = _decide(problem, tables, request, notes)

@@ -45,6 +45,7 @@ class Node:
 
     @property
     def results(self) -> tuple[int, ...]:
+        """Tensors that it writes."""
         return self.equation.results
 
 

@@ -78,7 +78,7 @@ def strategies(
 def _signature(op: Operator, classes: Sequence[DimClass]) -> tuple:
     """All that the strategies of an operator depend on."""
     dims = tuple(classes[c] for c in op.classes)
-    return op.factors, dims, op.parameter_only, op.heavy
+    return op.factors, dims, op.parameter_only, op.heavy, op.weighted
 
 
 def _enumerate(
@@ -100,7 +100,7 @@ def _enumerate(
         for choice in itertools.product(*([None, *fs] for fs in admitted))
         if (strategy := _strategy(op, classes, axes, choice)) is not None
     ]
-    return _busiest(found, op, axes, must_work=must_work)
+    return _busiest(found, op, classes, axes, must_work=must_work)
 
 
 def _strategy(
@@ -122,13 +122,19 @@ def _strategy(
 
 
 def _busiest(
-    found: list[Strategy], op: Operator, axes: Axes, *, must_work: bool
+    found: list[Strategy],
+    op: Operator,
+    classes: Sequence[DimClass],
+    axes: Axes,
+    *,
+    must_work: bool,
 ) -> tuple[Strategy, ...]:
     if op.parameter_only:
         return tuple(found)
     must = [a for a in axes.sizes if a in BATCH_ROLES]
     if op.heavy and must_work:
         must = list(axes.sizes)
+        found = _weights_first(found, op, classes, axes)
 
     def idle(strategy: Strategy) -> int:
         used = set(itertools.chain.from_iterable(strategy))
@@ -136,6 +142,26 @@ def _busiest(
 
     least = min(map(idle, found))
     return tuple(s for s in found if idle(s) == least)
+
+
+def _weights_first(
+    found: list[Strategy], op: Operator, classes: Sequence[DimClass], axes: Axes
+) -> list[Strategy]:
+    """Without those that split tokens over the tensor axis where weights can be.
+
+    Who asks for a tensor axis asks for weights in parts; tokens have their own axis.
+    """
+    if not op.weighted or "tensor" not in axes.sizes:
+        return found
+    on_weights = [
+        strategy
+        for strategy in found
+        if any(
+            "tensor" in used and not classes[c].token
+            for used, c in zip(strategy, op.classes, strict=True)
+        )
+    ]
+    return on_weights or found
 
 
 def spec_of(dims: Dims, strategy: Strategy) -> Spec:
@@ -231,7 +257,11 @@ def _storage_specs(
             if d is not None:
                 held[d].append(axis)
         if all(
-            _divides(graph, tensor, leaf, d, used, axes, pin)
+            _divides(leaf, d, math.prod(axes.sizes[a] for a in used))
+            and (
+                (pin is not None and pin.dims[d] is not None)
+                or _keeps_parts_whole(graph, leaf, d, used, axes)
+            )
             for d, used in enumerate(held)
         ):
             yield tuple(axes.ordered(used) for used in held)
@@ -241,25 +271,23 @@ def _pinned(axis: str, pin: Pin) -> bool:
     return any(axis in (dim or ()) for dim in pin.dims)
 
 
-def _divides(
-    graph: OperatorGraph,
-    tensor: Tensor,
-    leaf: GraphLeaf,
-    dim: int,
-    used: Sequence[str],
-    axes: Axes,
-    pin: Pin | None,
+def _divides(leaf: GraphLeaf, dim: int, parts: int) -> bool:
+    return leaf.shape[dim] % parts == 0
+
+
+def _keeps_parts_whole(
+    graph: OperatorGraph, leaf: GraphLeaf, dim: int, used: Sequence[str], axes: Axes
 ) -> bool:
-    parts = math.prod(axes.sizes[a] for a in used)
-    if leaf.shape[dim] % parts:
-        return False
-    if pin is not None and pin.dims[dim] is not None:
-        return True
+    """Whether heads and the like are not cut in the middle.
+
+    Axes that gather a parameter before it is read may cut them.
+    """
+    tensor = graph.tensors[leaf.tensor]
     inner = dim - (len(leaf.shape) - len(tensor.shape))
     if inner < 0:
-        return parts == 1
-    tensor_like = math.prod(axes.sizes[a] for a in used if a not in BATCH_ROLES)
-    return graph.classes[tensor.classes[inner]].granularity % tensor_like == 0
+        return not used
+    parts = math.prod(axes.sizes[a] for a in used if a not in BATCH_ROLES)
+    return graph.classes[tensor.classes[inner]].granularity % parts == 0
 
 
 def _most_used(
@@ -280,8 +308,11 @@ def _readings(
     *,
     pinned: bool,
 ) -> Iterator[LeafStrategy]:
-    """Storage, with every set of its axes gathered for reading, and with the
-    optimizer state cut like it or, where it is whole, over the fsdp axis."""
+    """All ways to read a storage, and to lay out the optimizer state beside it.
+
+    Every set of its axes may be gathered for reading; the optimizer state is cut
+    like it or, where it is whole, over the fsdp axis.
+    """
     stored = axes_of(storage)
     inner = storage[1:] if leaf.stacked else storage
     optimizers = [storage]

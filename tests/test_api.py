@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
-from flax import nnx
 from jax.sharding import PartitionSpec as P
 from planning import Mlp, floats, square_loss
 
@@ -154,7 +153,7 @@ def test_misspelt_rules_and_names_are_reported():
     notes = " ".join(linen_plan((("embd", "fsdp"), ("mlp", "tensor"))).notes)
     assert "rule 'embd'" in notes and "did you mean 'embed'" in notes
     assert "name 'embed'" in notes
-    with pytest.raises(RuleError, match="'tensr'.*"):
+    with pytest.raises(RuleError, match="'tensr'"):
         linen_plan((("mlp", "tensr"),))
 
 
@@ -165,7 +164,7 @@ def test_bad_meshes_are_refused_with_numbers():
         mlp_sharded({"data": 0})
     with pytest.raises(MeshError, match="unknown topology"):
         mlp_plan("tpu-v9-4x4")
-    with pytest.raises(MeshError, match="pipeline.*4"):
+    with pytest.raises(MeshError, match=r"pipeline.*4"):
         mlp_sharded({"pipeline": 4, "data": 2})
 
 
@@ -216,8 +215,17 @@ def test_methods_agree(method):
 
 
 def test_the_package_lists_its_contract():
-    for name in ("auto_shard", "make_plan", "apply_plan", "load_plan", "Plan",
-                 "topologies", "factor_rule", "errors", "merge"):
+    for name in (
+        "auto_shard",
+        "make_plan",
+        "apply_plan",
+        "load_plan",
+        "Plan",
+        "topologies",
+        "factor_rule",
+        "errors",
+        "merge",
+    ):
         assert getattr(jaxpar, name) is not None
     with pytest.raises(AttributeError, match="nonsense"):
         _ = jaxpar.nonsense

@@ -19,7 +19,13 @@ def run(*arguments, cwd=None):
 def plan_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("plans") / "plan.json"
     done = run(
-        "plan", "zoo:gpt-tiny", "--topology", "tpu-v5e-4x4", "--out", str(path), "--json"
+        "plan",
+        "zoo:gpt-tiny",
+        "--topology",
+        "tpu-v5e-4x4",
+        "--out",
+        str(path),
+        "--json",
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads(path.read_text())
@@ -42,8 +48,16 @@ def test_explain_says_why(plan_file):
 def test_plans_differ(plan_file, tmp_path):
     other = tmp_path / "other.json"
     done = run(
-        "plan", "zoo:gpt-tiny", "--topology", "tpu-v5e-4x4", "--mesh",
-        "data=4,tensor=4", "--pin", "mlp/up/kernel=-,tensor", "--out", str(other),
+        "plan",
+        "zoo:gpt-tiny",
+        "--topology",
+        "tpu-v5e-4x4",
+        "--mesh",
+        "data=4,tensor=4",
+        "--pin",
+        "mlp/up/kernel=-,tensor",
+        "--out",
+        str(other),
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(other.read_text())["mesh"] == {"data": 4, "tensor": 4}
@@ -62,14 +76,19 @@ BAD = {
     "unknown model": (["plan", "zoo:gpt-tny"], 2, "gpt-tiny"),
     "unknown topology": (["plan", "zoo:gpt-tiny", "--topology", "tpu-v9-1"], 2, "v9"),
     "bad mesh": (
-        ["plan", "zoo:gpt-tiny", "--topology", "cpu-8", "--mesh", "data"], 2, "data",
+        ["plan", "zoo:gpt-tiny", "--topology", "cpu-8", "--mesh", "data"],
+        2,
+        "data",
     ),
     "bad memory": (
-        ["plan", "zoo:gpt-tiny", "--topology", "cpu-8", "--memory", "much"], 2, "16GiB",
+        ["plan", "zoo:gpt-tiny", "--topology", "cpu-8", "--memory", "much"],
+        2,
+        "16GiB",
     ),
     "does not fit": (
         ["plan", "zoo:gpt-tiny", "--topology", "cpu-8", "--memory", "100KiB"],
-        3, "parameters",
+        3,
+        "parameters",
     ),
 }
 
@@ -84,15 +103,38 @@ def test_bad_input_is_one_message_and_a_status(case):
 
 def test_train_trains_on_simulated_devices(tmp_path):
     done = run(
-        "train", "zoo:gpt-tiny", "--topology", "cpu-4", "--steps", "3", "--batch", "8",
-        "--seq", "16", "--json", "--checkpoint", str(tmp_path / "run"),
+        "train",
+        "zoo:gpt-tiny",
+        "--topology",
+        "cpu-4",
+        "--steps",
+        "3",
+        "--batch",
+        "8",
+        "--seq",
+        "16",
+        "--json",
+        "--checkpoint",
+        str(tmp_path / "run"),
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["steps"] == 3 and result["last_loss"] < 7
     done = run(
-        "train", "zoo:gpt-tiny", "--topology", "cpu-4", "--steps", "5", "--batch", "8",
-        "--seq", "16", "--json", "--checkpoint", str(tmp_path / "run"), "--resume",
+        "train",
+        "zoo:gpt-tiny",
+        "--topology",
+        "cpu-4",
+        "--steps",
+        "5",
+        "--batch",
+        "8",
+        "--seq",
+        "16",
+        "--json",
+        "--checkpoint",
+        str(tmp_path / "run"),
+        "--resume",
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["first_step"] == 3

@@ -141,8 +141,11 @@ def residual_bytes(
 def working_bytes(
     graph: OperatorGraph, op: Operator, strategy: Strategy, sizes: Mapping[str, int]
 ) -> float:
-    """What an operator holds while it runs: its operands and results in the forward,
-    their cotangents in the backward pass. Weights are counted elsewhere."""
+    """What an operator holds while it runs.
+
+    Its operands and results in the forward, their cotangents in the backward pass.
+    Weights are counted elsewhere.
+    """
     if op.kind == "view":
         return 0.0
     held = local_bytes(graph, op, strategy, sizes)

@@ -33,6 +33,7 @@ from jaxpar.strategy import (
     strategies,
 )
 
+
 @dataclass(frozen=True)
 class Link:
     """An edge of the graph: a tensor that goes from a writer to an operand.
@@ -201,8 +202,10 @@ class MeshProblem:
         return forward * link.executions, backward * link.executions
 
     def merged(self, link: Link) -> float:
-        """Share of one reader in the reduction of a cotangent that the compiler
-        sums over all readers first."""
+        """Share of one reader in the reduction of a cotangent.
+
+        Less than 1 where the compiler sums over all readers first.
+        """
         if not self.chip.merges_partial_sums:
             return 1.0
         return 1.0 / max(1, sum(op.heavy for op in self.readers[link.tensor]))
@@ -250,8 +253,11 @@ class MeshProblem:
         return self._target_cache[key]
 
     def _is_weight(self, link: Link) -> bool:
-        """Whether the tensor is a parameter: all that gathers it is its own choice
-        of how to be read, so that one layout has one description."""
+        """Whether the tensor is a parameter.
+
+        All that gathers it is its own choice of how to be read, so that one layout
+        has one description.
+        """
         count = len(self.graph.leaves)
         return link.writer < count and self.graph.leaves[link.writer].role in (
             "param",

@@ -14,7 +14,6 @@ from jaxpar.axis_link import Level
 from jaxpar.mesh import LogicalMesh
 from jaxpar.sharding import Collective, Spec, reshard
 
-
 State = tuple[Spec, tuple[str, ...]]
 """A layout, and the axes over which the value is a partial sum."""
 
