@@ -78,7 +78,9 @@ def simplify(program: FlatProgram) -> Simplified:
         if not any(r in live and r not in free for r in eqn.results):
             continue
         operands = tuple(None if t is None else alias.get(t, t) for t in eqn.operands)
-        renamed = replace(eqn, operands=operands)
+        renamed = eqn
+        if operands != eqn.operands:
+            renamed = replace(eqn, operands=operands)
         key = (_identity(renamed, program), operands, eqn.region)
         if (
             eqn.primitive in ("loop_carry", "layer_stack", "branch_join")
