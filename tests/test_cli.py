@@ -101,40 +101,49 @@ def test_bad_input_is_one_message_and_a_status(case):
     assert word in done.stderr and "Traceback" not in done.stderr
 
 
+SMALL_MODEL = """
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+
+class Tagger(nnx.Module):
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(256, 16, rngs=rngs)
+        self.head = nnx.Linear(16, 256, rngs=rngs)
+
+    def __call__(self, tokens):
+        return self.head(self.embed(tokens))
+
+
+def loss(model, batch):
+    tokens = batch["tokens"]
+    logits = model(tokens[:, :-1])
+    labels = jax.nn.one_hot(tokens[:, 1:], 256)
+    return optax.softmax_cross_entropy(logits, labels).mean()
+
+
+def build(batch=8, seq=16):
+    tokens = jax.ShapeDtypeStruct((batch, seq + 1), np.int32)
+    return {
+        "model": Tagger,
+        "optimizer": optax.adam(1e-2),
+        "loss": loss,
+        "batch": {"tokens": tokens},
+    }
+"""
+
+
 def test_train_trains_on_simulated_devices(tmp_path):
-    done = run(
-        "train",
-        "zoo:gpt-tiny",
-        "--topology",
-        "cpu-4",
-        "--steps",
-        "3",
-        "--batch",
-        "8",
-        "--seq",
-        "16",
-        "--json",
-        "--checkpoint",
-        str(tmp_path / "run"),
-    )
+    (tmp_path / "small.py").write_text(SMALL_MODEL)
+    command = ["train", "small.py:build", "--topology", "cpu-4", "--json"]
+    command += ["--checkpoint", str(tmp_path / "run")]
+    done = run(*command, "--steps", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["steps"] == 3 and result["last_loss"] < 7
-    done = run(
-        "train",
-        "zoo:gpt-tiny",
-        "--topology",
-        "cpu-4",
-        "--steps",
-        "5",
-        "--batch",
-        "8",
-        "--seq",
-        "16",
-        "--json",
-        "--checkpoint",
-        str(tmp_path / "run"),
-        "--resume",
-    )
+    done = run(*command, "--steps", "5", "--resume", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["first_step"] == 3
