@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxpar.dims import Unions
-from jaxpar.graph import HEAVY, DimClass, GraphLeaf, Operator, Tensor
+from jaxpar.graph import (
+    HEAVY,
+    DimClass,
+    GraphLeaf,
+    Operator,
+    OperatorGraph,
+    Tensor,
+)
 
 
 def dim_classes(
@@ -120,3 +127,27 @@ def _weight_classes(
                 groups -= {f for result in op.results for f in result.dims}
                 experts |= {op.classes[f] for f in groups if f is not None}
     return weights, experts
+
+
+def weights(graph: OperatorGraph) -> frozenset[int]:
+    """Leaves that a matrix multiplication or a look-up reads.
+
+    Directly, or by way of operators on parameters alone (casts, transposes).
+    """
+    readers: dict[int, list[Operator]] = {}
+    for op in graph.operators:
+        for operand in op.operands:
+            for use in operand.uses:
+                readers.setdefault(use.tensor, []).append(op)
+    found: set[int] = set()
+    for i, leaf in enumerate(graph.leaves):
+        stack, seen = [leaf.tensor], {leaf.tensor}
+        while stack and i not in found:
+            for op in readers.get(stack.pop(), ()):
+                if op.kind in HEAVY | {"gather"}:
+                    found.add(i)
+                elif op.parameter_only:
+                    fresh = {r.tensor for r in op.results} - seen
+                    seen |= fresh
+                    stack += fresh
+    return frozenset(found)

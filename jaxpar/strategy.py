@@ -217,7 +217,7 @@ def leaf_strategies(
         leaf: The leaf.
         axes: The mesh.
         pin: Binds the storage.
-        must_store: Axes that matrices must be stored over where a dim divides.
+        must_store: Axes that it must be stored over where a dim divides.
     """
     tensor = graph.tensors[leaf.tensor]
     if leaf.role == "batch":
@@ -229,7 +229,7 @@ def leaf_strategies(
     specs = [s for s in _storage_specs(graph, tensor, leaf, axes, pin)]
     if pin is not None:
         specs = [s for s in specs if pin.admits(s)]
-    elif len(tensor.shape) > 1:
+    else:
         specs = _most_used(specs, must_store, axes.sizes)
     return tuple(
         found

@@ -91,11 +91,13 @@ class Plain:
     """A model as Flax has it.
 
     Attributes:
-        start: Trained parameters and all other variables.
+        build: Its trained parameters, and all other variables.
+        abstract: The same as `jax.ShapeDtypeStruct`.
         loss: (parameters, others, batch) -> (loss, others).
     """
 
-    start: tuple[Any, Any]
+    build: Callable[[], tuple[Any, Any]]
+    abstract: tuple[Any, Any]
     loss: Callable[[Any, Any, Any], tuple[Any, Any]]
 
     @classmethod
@@ -122,29 +124,32 @@ class Plain:
             with nnx.use_eager_sharding(False):
                 return nnx.split(make(nnx.Rngs(0)), wrt, ...)
 
-        graph, params, others = jax.jit(build)()
+        graph, *abstract = jax.eval_shape(build)
 
         def loss(params: Any, others: Any, batch: Any) -> tuple[Any, Any]:
             model = nnx.merge(graph, params, others, copy=True)
             return user_loss(model, batch), nnx.split(model, wrt, ...)[2]
 
-        return cls((params, others), loss)
+        return cls(lambda: build()[1:], tuple(abstract), loss)
 
     @classmethod
     def _of_linen(cls, module: Any, user_loss: Any, batch: Any, init: Any) -> "Plain":
-        variables = jax.jit(lambda: nn.unbox(init(module, jax.random.key(0), batch)))()
-        params = variables["params"]
-        others = {name: variables[name] for name in variables.keys() - {"params"}}
+        def build() -> tuple[Any, Any]:
+            variables = nn.unbox(init(module, jax.random.key(0), batch))
+            names = variables.keys() - {"params"}
+            return variables["params"], {name: variables[name] for name in names}
 
         def loss(params: Any, others: Any, batch: Any) -> tuple[Any, Any]:
             out = user_loss(module, {**others, "params": params}, batch)
             value, updated = out if isinstance(out, tuple) else (out, {})
             return value, {**others, **updated}
 
-        return cls((params, others), loss)
+        return cls(build, jax.eval_shape(build), loss)
 
-    def train(self, optimizer: Any, batch: Any, updates: int) -> History:
-        """The history on one device."""
+    def train(
+        self, start: tuple[Any, Any], optimizer: Any, batch: Any, updates: int
+    ) -> History:
+        """The history on one device, from parameters and other variables."""
 
         @jax.jit
         def step(state: Any) -> tuple[Any, Any, Any]:
@@ -156,15 +161,15 @@ class Plain:
             norm = jnp.sqrt(sum(map(_sum_of_squares, jax.tree.leaves(gradients))))
             return (params, others, opt_state), value, norm
 
-        start = (*self.start, optimizer.init(self.start[0]))
+        state = (*start, optimizer.init(start[0]))
         return follow(
-            start, step, lambda s: named_leaves(s[0]) | named_leaves(s[1]), updates
+            state, step, lambda s: named_leaves(s[0]) | named_leaves(s[1]), updates
         )
 
     @property
     def trained(self) -> set[str]:
         """Paths of the trained parameters."""
-        return set(named_leaves(self.start[0]))
+        return set(named_leaves(self.abstract[0]))
 
 
 def _sum_of_squares(x: jax.Array) -> jax.Array:

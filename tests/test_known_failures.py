@@ -89,7 +89,8 @@ def check_parity(run: Run) -> None:
     """Start, losses, gradient norms and untrained state equal one device's."""
     s = run.situation
     plain = Plain.of(s.model, s.loss, s.batch, init=s.init, wrt=s.wrt)
-    wanted = plain.train(s.optimizer, s.batch, s.updates)
+    start = jax.jit(plain.build)()
+    wanted = plain.train(start, s.optimizer, s.batch, s.updates)
     found = run.history
     pairs = list(zip(course(found), course(wanted), strict=True))
     numbers = [(name, a, b) for (name, a), (_, b) in pairs]

@@ -97,4 +97,7 @@ def test_own_errors_pass_through():
 
 def test_the_arguments_are_those_of_make_plan():
     signature = inspect.signature(make_plan).parameters.keys() - {"options"}
-    assert set(load._KNOWN) == {*signature, *(f.name for f in dataclasses.fields(Options))}
+    assert set(load._KNOWN) == {
+        *signature,
+        *(f.name for f in dataclasses.fields(Options)),
+    }

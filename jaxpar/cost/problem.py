@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpar.classes import weights
 from jaxpar.cost.operators import (
     LeafCost,
     Workload,
@@ -76,11 +77,16 @@ class MeshProblem:
         self.pins = pins
         self.axes = Axes({a: n for a, n in mesh.sizes.items() if n > 1})
         self.rates = Rates(mesh, self.chip.reduce_scatter)
+        stored = weights(graph)
         self._source_cache: dict[Any, Any] = {}
         self._target_cache: dict[Any, Any] = {}
         self.leaves: list[tuple[LeafStrategy, ...]] = [
             leaf_strategies(
-                graph, leaf, self.axes, pin=pins.get(i), must_store=must_store
+                graph,
+                leaf,
+                self.axes,
+                pin=pins.get(i),
+                must_store=must_store if i in stored else (),
             )
             for i, leaf in enumerate(graph.leaves)
         ]
