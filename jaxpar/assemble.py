@@ -23,7 +23,7 @@ from jaxpar.plan import (
     model_print,
 )
 from jaxpar.planner import Decision
-from jaxpar.reasons import leaf_reason
+from jaxpar.reasons import idle_notes, leaf_reason
 from jaxpar.sharding import Spec, axes_of, shards
 from jaxpar.strategy import ROLES, spec_of
 
@@ -64,7 +64,7 @@ def assemble(decision: Decision, found: tuple[Constraint, ...]) -> Plan:
         batch=_batch(decision),
         predicted=_prediction(decision, ledger),
         search=_report(decision),
-        notes=decision.notes,
+        notes=decision.notes + idle_notes(decision),
         params=_params(decision, reasons),
         state=_state(decision),
         activations=_activations(graph, found),

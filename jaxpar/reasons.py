@@ -7,6 +7,10 @@ from jaxpar.sharding import axes_of
 from jaxpar.strategy import BATCH_ROLES, LeafStrategy
 
 
+SHOWN = 3
+"""Names in one note."""
+
+
 def leaf_reason(decision: Decision, i: int) -> str:
     """One line on the storage of a leaf."""
     problem = decision.problem
@@ -26,6 +30,28 @@ def leaf_reason(decision: Decision, i: int) -> str:
     if strategy.optimizer != strategy.storage:
         parts.append("optimizer state is cut further, and gathered after the update")
     return "; ".join(parts)
+
+
+def idle_notes(decision: Decision) -> tuple[str, ...]:
+    """One line per axis on the matrix multiplications that repeat work over it."""
+    problem, found = decision.problem, []
+    pairs = list(zip(problem.graph.operators, decision.operators, strict=True))
+    for axis, size in problem.axes.sizes.items():
+        idle = [
+            f"{op.name} ({' x '.join(str(f.size) for f in op.factors if f.size > 1)})"
+            for op, strategy in pairs
+            if op.heavy
+            and not op.parameter_only
+            and not any(axis in used for used in strategy)
+        ]
+        if idle:
+            more = f" and {len(idle) - SHOWN} more" if len(idle) > SHOWN else ""
+            names = ", ".join(idle[:SHOWN])
+            found.append(
+                f"axis {axis} ({size}) splits nothing of {names}{more}: "
+                "that work is repeated over it"
+            )
+    return tuple(found)
 
 
 def _axis_words(

@@ -193,6 +193,13 @@ def test_every_parameter_has_a_reason():
     assert all(p.reason for p in plan.params.values())
 
 
+def test_work_that_an_axis_cannot_split_is_reported():
+    plan = mlp_plan({"tensor": 7}, model=narrow, batch=floats(8, 32))
+    notes = " ".join(plan.notes)
+    assert "axis tensor (7) splits nothing of" in notes
+    assert "tensor (7) does not divide" in plan.params["up/kernel"].reason
+
+
 def test_inference_has_a_forward_pass_only():
     batch = floats(16, 32)
     sharded = jaxpar.auto_shard(Mlp, None, square_loss, batch, {"data": 8})
