@@ -7,19 +7,8 @@ from jaxpar.dims import Unions
 from jaxpar.flatten import Address
 from jaxpar.graph import Operand, Operator, Reduction, Result, Saved, Use
 from jaxpar.quotient import Node, Quotient
+from jaxpar.residuals import Kept, kept_values
 from jaxpar.rules.rule import Dims, Factor, FactorKind
-
-SAVES_NOTHING = frozenset(
-    """add add_any sub neg reshape transpose broadcast_in_dim convert_element_type
-    reduce_sum slice concatenate pad squeeze expand_dims copy copy_p cumsum rev
-    stop_gradient name sharding_constraint real imag split stack unstack
-    loop_carry branch_join layer_stack layer_slice
-    dynamic_slice reduce_precision optimization_barrier iota eq ne lt le gt ge not
-    and or xor is_finite sign floor ceil round argmax argmin max min""".split()
-)
-"""Linear or piecewise constant: the backward pass needs none of their values."""
-SAVES_RESULT = frozenset("exp exp2 tanh logistic rsqrt sqrt tan erf_inv".split())
-SAVES_INDICES = frozenset({"gather", "select_n", "scatter", "scatter-add"})
 
 
 @dataclass(frozen=True)
@@ -128,15 +117,16 @@ class _Building:
         self.found.flops = sum(self.graph.nodes[i].rule.flops for i in self.nodes)
         for i in self.nodes:
             self._writes(i)
-            for tensor, dims in _saved_inside(
-                self.graph.nodes[i], self.inside, self.active
-            ):
-                present = _present(self.unified.dims(i, dims))
-                self.found.saved.append((present, _bytes(self.graph, tensor)))
+        kept = kept_values(self.nodes, self.graph, self.active)
         for uses in self._reads().values():
-            self.found.reads.append(
-                _read(uses, self.unified, self.graph, self.active, self.inside)
-            )
+            self.found.reads.append(self._read(uses, kept))
+        for i in self.nodes:
+            node = self.graph.nodes[i]
+            for slot, tensor in enumerate(node.results):
+                if tensor in kept.inside:
+                    dims = self.unified.dims(i, node.rule.results[slot])
+                    size = _bytes(self.graph, tensor)
+                    self.found.saved.append((_present(dims), size))
         return self.found
 
     def _reads(self) -> dict[tuple[int, ...], list[tuple[int, int]]]:
@@ -150,6 +140,27 @@ class _Building:
                 if len(outside) < len(tensors):
                     self._broadcast(i, slot)
         return reads
+
+    def _read(self, uses: list[tuple[int, int]], kept: Kept) -> Read:
+        """One operand of the cluster, from all places that read it."""
+        i, slot = uses[0]
+        node = self.graph.nodes[i]
+        tensors = sorted(
+            (t, n) for t, n in node.reads[slot].items() if t not in self.inside
+        )
+        lacks: set[int] = set()
+        for j, s in uses:
+            own = self.unified.dims(j, self.graph.nodes[j].rule.operands[s])
+            lacks |= self.unified.all_of(j) - set(_present(own))
+        is_active = any(t in self.active for t, _ in tensors)
+        return Read(
+            tuple(tensors),
+            self.unified.dims(i, node.rule.operands[slot]),
+            tuple(sorted(lacks)) if is_active else (),
+            tuple(a for j, s in uses for a in self.graph.nodes[j].before[s]),
+            any(use in kept.slots for use in uses),
+            is_active,
+        )
 
     def _writes(self, i: int) -> None:
         """Results that others read; sums that are resolved inside."""
@@ -178,63 +189,6 @@ class _Building:
             self.found.reductions.append(
                 Reduction(dims, over, _bytes(self.graph, tensor), True)
             )
-
-
-def _saved_inside(
-    node: Node, inside: set[int], active: frozenset[int]
-) -> list[tuple[int, Dims]]:
-    """Values made in the cluster that its backward pass needs."""
-    name = node.equation.primitive
-    result = node.results[0]
-    if result not in active or name in SAVES_NOTHING:
-        return []
-    if name in SAVES_RESULT:
-        return [(result, node.rule.results[0])]
-    found: list[tuple[int, Dims]] = []
-    for slot, tensors in enumerate(node.reads):
-        own = [t for t in tensors if t in inside]
-        if own and not (name in SAVES_INDICES and slot != 0):
-            found.append((own[0], node.rule.operands[slot]))
-    return found
-
-
-def _needs_operand(node: Node, slot: int, active: frozenset[int]) -> bool:
-    name = node.equation.primitive
-    if name in SAVES_NOTHING or name in SAVES_RESULT:
-        return False
-    if not any(t in active for t in node.results):
-        return False
-    if name in SAVES_INDICES:
-        return (slot == 0) == (name == "select_n")
-    return True
-
-
-def _read(
-    uses: list[tuple[int, int]],
-    unified: "_Unified",
-    graph: Quotient,
-    active: frozenset[int],
-    inside: set[int],
-) -> Read:
-    i, slot = uses[0]
-    reads = graph.nodes[i].reads[slot]
-    tensors = tuple((t, n) for t, n in sorted(reads.items()) if t not in inside)
-    dims = unified.dims(i, graph.nodes[i].rule.operands[slot])
-    lacks: set[int] = set()
-    for j, s in uses:
-        own = unified.dims(j, graph.nodes[j].rule.operands[s])
-        lacks |= unified.all_of(j) - set(_present(own))
-    is_active = any(t in active for t, _ in tensors)
-    before = tuple(a for j, s in uses for a in graph.nodes[j].before[s])
-    saved = any(_needs_operand(graph.nodes[j], s, active) for j, s in uses)
-    return Read(
-        tensors,
-        dims,
-        tuple(sorted(lacks)) if is_active else (),
-        before,
-        saved,
-        is_active,
-    )
 
 
 def _present(dims: Dims) -> tuple[int, ...]:

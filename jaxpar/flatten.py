@@ -39,6 +39,7 @@ class FlatEquation:
         executions: Of one forward pass.
         region: Equations of different regions never cluster.
         recomputed: Whether a checkpoint makes it run again in the backward pass.
+        looped: Whether it runs inside a scan.
     """
 
     primitive: str
@@ -51,6 +52,7 @@ class FlatEquation:
     region: int = 0
     recomputed: bool = False
     literals: tuple[Any, ...] = ()
+    looped: bool = False
 
     def before(self, slot: int) -> Address | None:
         """Where a constraint on one operand alone goes."""
@@ -98,6 +100,7 @@ class _Scope:
     executions: int = 1
     region: int = 0
     recomputed: bool = False
+    looped: bool = False
     opaque: Mapping[Any, Address] | None = None
 
 
@@ -172,6 +175,7 @@ class _Walk:
                 scope.region,
                 scope.recomputed,
                 tuple(_literal(a) for a in eqn.invars if isinstance(a, Literal)),
+                scope.looped,
             )
         )
 
@@ -243,6 +247,7 @@ class _Walk:
             path=path,
             executions=scope.executions * params["length"],
             region=self.regions,
+            looped=True,
         )
         inner: dict[Any, int] = {v: self.new(c) for v, c in consts}
         carries: list[tuple[int | None, int, int]] = []

@@ -6,7 +6,6 @@ from jaxpar.planner import Decision
 from jaxpar.sharding import axes_of
 from jaxpar.strategy import BATCH_ROLES, LeafStrategy
 
-
 SHOWN = 3
 """Names in one note."""
 

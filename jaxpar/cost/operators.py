@@ -126,15 +126,16 @@ def residual_bytes(
         tensor = graph.tensors[operand.uses[0].tensor]
         if tensor.leaf is not None and graph.leaves[tensor.leaf].role != "batch":
             continue
-        kept = from_outside[operand.uses[0].tensor] if op.recomputed else operand.saved
-        if kept:
-            cut = parts(_present(operand.dims), strategy, sizes)
-            executions = sum(use.executions for use in operand.uses)
-            total += tensor.bytes / cut * executions
-    if not op.recomputed:
-        for saved in op.saved:
-            cut = parts(saved.dims, strategy, sizes)
-            total += saved.bytes / cut * op.executions
+        local = tensor.bytes / parts(_present(operand.dims), strategy, sizes)
+        if op.recomputed and from_outside[operand.uses[0].tensor]:
+            total += local * sum(use.executions for use in operand.uses)
+        elif operand.saved:
+            # A rematerialised block keeps its own values one block at a time.
+            times = sum(use.executions for use in operand.uses)
+            total += local * (1 if op.recomputed else times)
+    for saved in op.saved:
+        local = saved.bytes / parts(saved.dims, strategy, sizes)
+        total += local * (1 if op.recomputed else op.executions)
     return total
 
 
@@ -153,7 +154,8 @@ def working_bytes(
         tensor = graph.tensors[operand.uses[0].tensor]
         if tensor.leaf is not None and graph.leaves[tensor.leaf].role != "batch":
             held -= tensor.bytes / parts(_present(operand.dims), strategy, sizes)
-    return max(held, 0.0)
+    # In the backward pass the values that an operator reads are there as well.
+    return max(held, 0.0) * (2.0 if op.active else 1.0)
 
 
 @dataclass(frozen=True)
