@@ -3,7 +3,7 @@
     python benchmarks/planning.py [--quick | --full] [--model llama-8b]
 
 Every row is a process of its own. "cold" is the first plan of that process, imports
-left out; "warm" the least of two more plans of the same model, made anew. The mesh is
+left out; "warm" the least of three more plans of the same model, made anew. The mesh is
 given with one, two or three axes, or searched (over all three roles). Where
 google-parallax is installed (pip install '.[bench]'), the time of its heuristic stands
 beside unrolled rows of two axes: it weighs no costs and no memory, and takes neither
@@ -39,7 +39,7 @@ DEVICES = {
 AXES = (1, 2, 3, None)
 TENSOR = 8
 SEQUENCE = 2048
-WARM_RUNS = 2
+WARM_RUNS = 3
 LIMIT_S = 600
 PHASES = {
     "make_model": "jaxpar.subject",
@@ -222,7 +222,7 @@ def results(rows: list[tuple[Case, dict[str, Any]]]) -> Table:
             _figure(found.get("gap"), "{:.1e}"),
             _figure(found.get("peak_mib"), "{:.0f}"),
             _figure(found.get("peer_s"), "{:.2f}"),
-            found["refused"]
+            found["refused"].partition(":")[0]
             or " ".join(f"{axis}={n}" for axis, n in found["mesh"].items()),
         )
     return table

@@ -142,7 +142,7 @@ class EncoderDecoder(nn.Module):
     def __call__(self, source, target):
         shared = nn.Embed(256, 64, name="shared")
         x = shared(source)
-        for i in range(3):
+        for i in range(2):
             x = Layer(name=f"encoder{i}")(x)
         return shared.attend(Layer(name="decoder0")(shared(target), x))
 

@@ -33,9 +33,7 @@ class ClassToken(nn.Module):
         first = jnp.broadcast_to(first, (x.shape[0], 1, 64))
         x = jnp.concatenate([first, x], axis=1)
         x = x + self.param("positions", nn.initializers.normal(0.02), (1, 65, 64))
-        for i in range(2):
-            x = Block(name=f"block{i}")(x)
-        return nn.Dense(10, name="head")(x[:, 0])
+        return nn.Dense(10, name="head")(Block(name="block")(x)[:, 0])
 
 
 def label_loss(module, variables, batch):
