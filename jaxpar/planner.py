@@ -21,6 +21,8 @@ from jaxpar.strategy import BATCH_ROLES, LeafStrategy, Strategy
 SEARCHED_AXES = ("data", "fsdp", "tensor")
 THRESHOLDS = 4
 TIE = 1e-6
+IDLE_SLACK = 0.05
+"""Share of repeated work by which a mesh may exceed the least of all meshes."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,18 @@ def _within_memory(
     """The best decision that fits, and the smallest one that does not.
 
     A plan found without the limit bounds from below what its mesh can reach with
-    it, so meshes are taken in that order until none can be better.
+    it, so meshes are taken in that order until none can be better. Meshes on which
+    devices repeat each other's work come last, however little it would cost.
     """
     best: Decision | None = None
     refused: Decision | None = None
-    for found in sorted(free, key=lambda d: d.solution.objective_s):
+    idle = {id(d): repeated_share(d) for d in free}
+    least = min(idle.values(), default=0.0) + IDLE_SLACK
+    for found in sorted(
+        free, key=lambda d: (idle[id(d)] > least, d.solution.objective_s)
+    ):
+        if best is not None and idle[id(found)] > least:
+            break
         sizes = found.problem.mesh.sizes
         key, reached = tuple(sizes.values()), found.solution.objective_s
         if best is not None and reached > best.solution.objective_s * (1 + TIE):
@@ -144,6 +153,19 @@ def _within_memory(
         tried[key] = MeshTried(mesh=sizes, objective_s=bounded.solution.objective_s)
         best = _better(best, bounded)
     return best, refused
+
+
+def repeated_share(decision: Decision) -> float:
+    """Share of the matrix multiplications that some axis does not split."""
+    problem = decision.problem
+    total = repeated = 0.0
+    for op, strategy in zip(problem.graph.operators, decision.operators, strict=True):
+        if op.heavy and not op.parameter_only:
+            work = op.flops * op.executions
+            used = {axis for axes in strategy for axis in axes}
+            total += work
+            repeated += work if problem.axes.sizes.keys() - used else 0.0
+    return repeated / total if total else 0.0
 
 
 def _meshes(request: Request) -> list[dict[str, int]]:
@@ -186,7 +208,7 @@ def _on_mesh(
         request.workload,
         pins=pins,
         must_store=must,
-        must_work=not searched,
+        weights_first=not searched,
     )
     tables = problem.build()
     found = _decide(problem, tables, request, notes)

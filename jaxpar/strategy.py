@@ -55,23 +55,28 @@ class Axes:
 
 
 def strategies(
-    op: Operator, classes: Sequence[DimClass], axes: Axes, *, must_work: bool = False
+    op: Operator,
+    classes: Sequence[DimClass],
+    axes: Axes,
+    *,
+    weights_first: bool = False,
 ) -> tuple[Strategy, ...]:
     """All strategies of an operator, the unsharded one first where allowed.
 
-    What has a batch factor must split it over the batch axes that divide it.
+    What has a batch factor must split it over the batch axes that divide it, and
+    matrix multiplications must use every axis that some factor admits: repeating
+    such work over an axis is not a choice.
 
     Args:
         op: The operator.
         classes: Of the graph.
         axes: The mesh.
-        must_work: Whether matrix multiplications must use every axis that some
-            factor admits, so that no work is repeated over an axis asked for.
+        weights_first: Whether the tensor axis splits weights rather than tokens.
     """
-    key = (_signature(op, classes), must_work)
+    key = (_signature(op, classes), weights_first)
     known = axes.remembered
     if key not in known:
-        known[key] = _enumerate(op, classes, axes, must_work=must_work)
+        known[key] = _enumerate(op, classes, axes, weights_first=weights_first)
     return known[key]
 
 
@@ -82,7 +87,7 @@ def _signature(op: Operator, classes: Sequence[DimClass]) -> tuple:
 
 
 def _enumerate(
-    op: Operator, classes: Sequence[DimClass], axes: Axes, *, must_work: bool
+    op: Operator, classes: Sequence[DimClass], axes: Axes, *, weights_first: bool
 ) -> tuple[Strategy, ...]:
     admitted = [
         [
@@ -100,7 +105,7 @@ def _enumerate(
         for choice in itertools.product(*([None, *fs] for fs in admitted))
         if (strategy := _strategy(op, classes, axes, choice)) is not None
     ]
-    return _busiest(found, op, classes, axes, must_work=must_work)
+    return _busiest(found, op, classes, axes, weights_first=weights_first)
 
 
 def _strategy(
@@ -127,14 +132,15 @@ def _busiest(
     classes: Sequence[DimClass],
     axes: Axes,
     *,
-    must_work: bool,
+    weights_first: bool,
 ) -> tuple[Strategy, ...]:
     if op.parameter_only:
         return tuple(found)
     must = [a for a in axes.sizes if a in BATCH_ROLES]
-    if op.heavy and must_work:
+    if op.heavy:
         must = list(axes.sizes)
-        found = _weights_first(found, op, classes, axes)
+        if weights_first:
+            found = _weights_first(found, op, classes, axes)
 
     def idle(strategy: Strategy) -> int:
         used = set(itertools.chain.from_iterable(strategy))

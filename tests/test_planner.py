@@ -90,6 +90,11 @@ def test_a_batch_that_no_mesh_divides_still_gets_a_plan():
     assert found.problem.mesh.sizes == {"tensor": 8}
 
 
+def test_devices_share_work_however_cheap_repeating_it_is():
+    found = decide(mlp(batch=7, width=8), topology="cpu-7")
+    assert found.problem.mesh.sizes == {"data": 7}
+
+
 @pytest.mark.parametrize("axis", ["sequence", "expert"])
 def test_an_axis_without_a_dim_is_refused(axis):
     with pytest.raises(MeshError, match=rf"{axis}.*\(8\)"):

@@ -68,7 +68,7 @@ class MeshProblem:
         *,
         pins: Mapping[int, Pin],
         must_store: Sequence[str] = (),
-        must_work: bool = False,
+        weights_first: bool = False,
     ):
         self.graph = graph
         self.mesh = mesh
@@ -91,7 +91,7 @@ class MeshProblem:
             for i, leaf in enumerate(graph.leaves)
         ]
         self.operators: list[tuple[Strategy, ...]] = [
-            strategies(op, graph.classes, self.axes, must_work=must_work)
+            strategies(op, graph.classes, self.axes, weights_first=weights_first)
             for op in graph.operators
         ]
 
