@@ -16,6 +16,7 @@ _WHERE = {
     "Topology": "jaxpar.hardware",
     "factor_rule": "jaxpar.rules",
     "merge": "jaxpar.runtime",
+    "verify_plan": "jaxpar.verify",
     "errors": "jaxpar.errors",
 }
 __all__ = sorted(_WHERE)  # noqa: PLE0605

@@ -6,6 +6,7 @@ from typing import Any
 
 import optax
 from flax import nnx
+from jax.sharding import AbstractMesh, Mesh
 from rich.console import Console
 from rich.progress import Progress
 
@@ -34,7 +35,10 @@ class Options:
         wrt: What is trained: an NNX filter; Linen: a collection or path predicate.
         mutable: Linen only: collections that the loss updates and returns.
         rules: Logical name -> axis or axes, as pairs or a mapping; binding.
-        pin: {"regex over parameter path": PartitionSpec}; binding.
+        pin: {"regex over parameter path": PartitionSpec}; binding. A regex that
+            matches no parameter binds the activations whose names it matches.
+        zero: What an fsdp axis is for, by stage of ZeRO: 0 nothing stored over it,
+            1 or 2 gradients and optimizer state, 3 parameters too; None: searched.
         memory_bytes: Limit per device; default from the topology.
         slices: Equal groups of devices that only the slow network joins.
         method: Search method: "auto", "elimination", "ilp", "exhaustive", "mcmc".
@@ -49,6 +53,7 @@ class Options:
     mutable: str | tuple[str, ...] = ()
     rules: Any = None
     pin: Mapping[str, Any] | None = None
+    zero: int | None = None
     memory_bytes: int | None = None
     slices: int = 1
     method: str = "auto"
@@ -58,6 +63,11 @@ class Options:
     seed: int = 0
 
     def __post_init__(self):
+        if self.zero not in (None, 0, 1, 2, 3):
+            raise PlanError(
+                f"zero={self.zero!r} is no stage of ZeRO",
+                hint="use 0, 1, 2 or 3, or None to leave it to the search",
+            )
         for name, known in (
             ("remat", ("auto", None)),
             ("pipeline", ("auto", None)),
@@ -90,7 +100,7 @@ def make_plan(
         mesh: None (the local devices, shape searched), a jax Mesh, axis sizes, a
             topology's name, or a Topology.
         **options: The fields of `Options`: init, wrt, mutable, rules, pin,
-            memory_bytes, slices, method, remat, pipeline, microbatches, seed.
+            zero, memory_bytes, slices, method, remat, pipeline, microbatches, seed.
 
     Raises:
         ModelError, MeshError, RuleError, InfeasibleError, PlanError: before anything
@@ -140,7 +150,8 @@ def apply_plan(
         loss: As in `make_plan`.
         batch: As in `make_plan`.
         mesh: None for the plan's own mesh over the local devices, or a jax Mesh of
-            the same axes.
+            the same axes. Over an AbstractMesh nothing runs, but all can be lowered
+            and exported.
         init: As in `make_plan`.
         wrt: As in `make_plan`.
         mutable: As in `make_plan`.
@@ -152,13 +163,21 @@ def apply_plan(
     subject = prepare(
         model, optimizer, loss, batch, init=init, wrt=wrt, mutable=mutable
     )
+    if isinstance(mesh, AbstractMesh):
+        _check_axes(plan, dict(mesh.shape))
+        return _built(subject, mesh, plan)
     chosen = plan.mesh if mesh is None else mesh
     where = target(
         chosen, slices=plan.topology.slices, memory_bytes=plan.topology.memory_bytes
     )
-    if where.sizes is not None and dict(where.sizes) != dict(plan.mesh):
-        raise MeshError(f"the plan is for mesh {dict(plan.mesh)}, not {where.sizes}")
+    if where.sizes is not None:
+        _check_axes(plan, where.sizes)
     return _applied(subject, where, plan)
+
+
+def _check_axes(plan: Plan, sizes: Mapping[str, int]) -> None:
+    if dict(sizes) != dict(plan.mesh):
+        raise MeshError(f"the plan is for mesh {dict(plan.mesh)}, not {dict(sizes)}")
 
 
 def _planned(
@@ -187,6 +206,7 @@ def _planned(
         mesh=where.sizes,
         workload=subject.workload(),
         wishes=wanted,
+        zero=options.zero,
         method=options.method,
         seed=options.seed,
     )
@@ -209,12 +229,16 @@ def _searched(request: Request) -> Decision:
 
 
 def _applied(subject: Subject, where: Target, plan: Plan) -> Sharded:
+    return _built(subject, jax_mesh(where, plan.mesh), plan)
+
+
+def _built(subject: Subject, mesh: Mesh | AbstractMesh, plan: Plan) -> Sharded:
     check_model(plan, *leaf_shapes(subject.graph))
     _check_batch(plan, subject)
     return build(
         subject.traced,
         subject.optimizer,
-        jax_mesh(where, plan.mesh),
+        mesh,
         Placement(
             storage={path: p.storage for path, p in plan.params.items()},
             optimizer_storage={path: p.optimizer for path, p in plan.params.items()},

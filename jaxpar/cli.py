@@ -1,9 +1,10 @@
-"""The command line: plan, train, explain, diff, topologies, zoo.
+"""The command line: plan, train, verify, explain, diff, topologies, zoo.
 
-Exit status: 0 done, 2 bad input, 3 no layout fits.
+Exit status: 0 done, 2 bad input, 3 no layout fits, 4 compiled is not as predicted.
 """
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from jaxpar.errors import InfeasibleError, JaxparError, MeshError, PlanError
+from jaxpar.cli_values import limits, machine, simulate, topology_of
+from jaxpar.errors import InfeasibleError, JaxparError, PlanError
 
 app = typer.Typer(
     help="Plans how a Flax model is laid out on a machine, and trains it so.",
@@ -39,9 +41,14 @@ PinOption = Annotated[
         "fsdp,- or -,data+tensor",
     ),
 ]
+ZeroOption = Annotated[
+    int | None,
+    typer.Option(help="Stage of ZeRO that an fsdp axis is for, 0 to 3; else searched"),
+]
 MemoryOption = Annotated[
     str | None, typer.Option(help="Limit per device, as 16GiB; else the topology's")
 ]
+PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan made before")]
 ResumeOption = Annotated[bool, typer.Option(help="Go on from the newest checkpoint")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, nothing else")]
 
@@ -55,6 +62,7 @@ def plan(
     seq: SeqOption = None,
     pin: PinOption = None,
     memory: MemoryOption = None,
+    zero: ZeroOption = None,
     method: Annotated[str, typer.Option(help="Search method")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Write the plan file here")] = None,
     verbose: Annotated[bool, typer.Option(help="All rows, with reasons")] = False,
@@ -67,8 +75,9 @@ def plan(
 
     given = load_model(model, batch=batch, seq=seq)
     made = jaxpar.make_plan(
-        **given | {"mesh": _machine(topology, mesh) or given.get("mesh")},
-        **_limits(given, pin, memory),
+        **given | {"mesh": machine(topology, mesh) or given.get("mesh")},
+        **limits(given, pin, memory),
+        zero=zero,
         method=method,
     )
     if out is not None:
@@ -89,9 +98,7 @@ def train(
     pin: PinOption = None,
     memory: MemoryOption = None,
     steps: Annotated[int, typer.Option(help="Steps in all")] = 100,
-    plan_file: Annotated[
-        Path | None, typer.Option("--plan", help="A plan made before")
-    ] = None,
+    plan_file: PlanOption = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints")
     ] = None,
@@ -102,7 +109,7 @@ def train(
 
     The topology cpu-N sets up N simulated devices itself.
     """
-    _simulate(topology)
+    simulate(topology)
     from jaxpar.data import batches_like
     from jaxpar.report.table import print_plan
     from jaxpar.train import train as run
@@ -110,8 +117,8 @@ def train(
 
     given = load_model(model, batch=batch, seq=seq)
     console = Console(stderr=as_json)
-    given["mesh"] = _machine(topology, mesh) or given.get("mesh")
-    sharded = _sharded(given, _limits(given, pin, memory), plan_file)
+    given["mesh"] = machine(topology, mesh) or given.get("mesh")
+    sharded = _sharded(given, limits(given, pin, memory), plan_file)
     print_plan(sharded.plan, console)
     done = run(
         sharded,
@@ -126,17 +133,78 @@ def train(
 
 
 def _sharded(
-    given: dict[str, Any], limits: dict[str, Any], plan_file: Path | None
+    given: dict[str, Any], wishes: dict[str, Any], plan_file: Path | None
 ) -> Any:
     import jaxpar
 
     if plan_file is None:
-        return jaxpar.auto_shard(**given, **limits)
+        return jaxpar.auto_shard(**given, **wishes)
     subject = {k: v for k, v in given.items() if k in _SUBJECT}
     return jaxpar.apply_plan(jaxpar.load_plan(plan_file), **subject)
 
 
 _SUBJECT = ("model", "optimizer", "loss", "batch", "init", "wrt", "mutable")
+
+
+@app.command()
+def verify(
+    model: ModelArgument,
+    topology: TopologyOption = None,
+    mesh: MeshOption = None,
+    batch: BatchOption = None,
+    seq: SeqOption = None,
+    pin: PinOption = None,
+    memory: MemoryOption = None,
+    zero: ZeroOption = None,
+    plan_file: PlanOption = None,
+    backend: Annotated[str, typer.Option(help="cpu or tpu")] = "cpu",
+    tier: Annotated[
+        str, typer.Option(help="For tpu: partitioned, optimised or full")
+    ] = "full",
+    as_json: JsonOption = False,
+) -> None:
+    """Compiles a plan, and compares what was predicted with the program.
+
+    Status 4 says that they differ. No TPU is needed for the backend tpu.
+    """
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    import jaxpar
+    from jaxpar.report.checks import print_check
+    from jaxpar.zoo import load_model
+
+    given = load_model(model, batch=batch, seq=seq)
+    wishes = limits(given, pin, memory) | {"zero": zero}
+    made = _plan(given, topology, mesh, wishes, plan_file)
+    if backend == "cpu":
+        jax.config.update("jax_num_cpu_devices", math.prod(made.mesh.values()))
+    with Console(stderr=True).status(f"compiling for {backend}"):
+        check = jaxpar.verify_plan(
+            made,
+            **{k: v for k, v in given.items() if k in _SUBJECT},
+            backend=backend,
+            tier=tier,
+            topology=None if topology is None else topology_of(topology),
+        )
+    print(json.dumps(check.to_json(), indent=1)) if as_json else print_check(check)
+    sys.exit(0 if check.agrees else 4)
+
+
+def _plan(
+    given: dict[str, Any],
+    topology: str | None,
+    mesh: str | None,
+    wishes: dict[str, Any],
+    plan_file: Path | None,
+) -> Any:
+    import jaxpar
+
+    if plan_file is not None:
+        return jaxpar.load_plan(plan_file)
+    simulate(topology)
+    given["mesh"] = machine(topology, mesh) or given.get("mesh")
+    return jaxpar.make_plan(**given, **wishes)
 
 
 @app.command()
@@ -252,97 +320,6 @@ def zoo(as_json: JsonOption = False) -> None:
     ]
     headers = ("name", "family", "batch", "sequence", "description")
     print_table("models", headers, cells, Console())
-
-
-def _machine(topology: str | None, mesh: str | None) -> Any:
-    """What `make_plan` takes as mesh, from the two options."""
-    from jaxpar.topology import get_topology, load_topology
-
-    sizes = _mesh_sizes(mesh) if mesh else None
-    if topology is None:
-        return sizes
-    found = (
-        load_topology(topology)
-        if topology.endswith(".toml")
-        else get_topology(topology)
-    )
-    if sizes is None:
-        return found
-    from jaxpar.machine import on_topology
-
-    return on_topology(found, sizes)
-
-
-def _mesh_sizes(text: str) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for part in text.split(","):
-        axis, _, size = part.partition("=")
-        if not axis or not size.isdigit() or axis in sizes:
-            raise MeshError(
-                f"--mesh {text!r}: {part!r} is not axis=size",
-                hint="write it like data=2,tensor=4",
-            )
-        sizes[axis.strip()] = int(size)
-    return sizes
-
-
-def _limits(
-    given: dict[str, Any], pin: list[str] | None, memory: str | None
-) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if pin:
-        found["pin"] = dict(given.get("pin") or {}) | dict(map(_pin, pin))
-        given.pop("pin", None)
-    if memory is not None:
-        found["memory_bytes"] = _bytes(memory)
-        given.pop("memory_bytes", None)
-    return found
-
-
-def _pin(text: str) -> tuple[str, tuple[tuple[str, ...], ...]]:
-    pattern, found, spec = text.rpartition("=")
-    if not found or not pattern:
-        raise PlanError(
-            f"--pin {text!r} is not REGEX=SPEC", hint="write it like 'mlp/up=-,tensor'"
-        )
-    dims = spec.split(",") if spec else []
-    return pattern, tuple(
-        () if dim in ("-", "") else tuple(dim.split("+")) for dim in dims
-    )
-
-
-_UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-}
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"([0-9.]+)\s*([A-Za-z]*)", text.strip())
-    if match is None or match[2].upper() not in _UNITS:
-        raise MeshError(
-            f"--memory {text!r} is no size", hint="write it like 16GiB or 8000000000"
-        )
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-def _simulate(topology: str | None) -> None:
-    """Sets up simulated devices for cpu-N, before JAX starts its backend."""
-    match = re.fullmatch(r"cpu-(?:\d+x)?(\d+)", topology or "")
-    if match is None:
-        return
-    import jax
-
-    from jaxpar.topology import get_topology
-
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", get_topology(topology or "").devices)
 
 
 def main() -> None:

@@ -8,8 +8,9 @@ layout. Pointwise chains follow from these.
 from dataclasses import dataclass
 
 from jaxpar.cost.problem import Link, MeshProblem
+from jaxpar.cost.rates import State
 from jaxpar.planner import Decision
-from jaxpar.sharding import Spec, axes_of, without
+from jaxpar.sharding import Spec, axes_of, moves, without
 from jaxpar.strategy import LeafStrategy, Strategy
 
 FOLLOWS = frozenset({"pointwise", "view", "branch_join", "layer_stack"})
@@ -73,17 +74,26 @@ class _Constraints:
         links = self.links_from.get(tensor, [])
         if not links:
             return []
-        spec, partial = self.problem.written(links[0], self.chosen[writer])
+        held, partial = self.problem.written(links[0], self.chosen[writer])
         views = [link for link in links if self._stands_for(link, links)]
         if views:
-            return self._behind_view(tensor, writer, spec, partial, views[0])
-        kept = without(spec, partial)
+            return self._behind_view(tensor, writer, (held, partial), views[0])
+        if writer < self.first:
+            return self._uses(links, (held, ()), self._stored(writer))
+        kept = without(held, partial)
         wanted = [self._wanted(link) for link in links]
-        scattered = partial and any(set(partial) & set(axes_of(w)) for w in wanted)
-        specs = () if scattered else (kept,)
+        if any(set(partial) & set(axes_of(w)) for w in wanted):
+            return self._uses(links, (held, partial))
         moved = any(w != kept for w in wanted)
-        found = self._value(tensor, writer, specs, moved=moved)
-        return found + self._uses(links, kept, always=scattered)
+        found = self._value(tensor, writer, (kept,), moved=moved)
+        return found + self._uses(links, (kept, ()))
+
+    def _stored(self, writer: int) -> Spec:
+        """The layout in which a leaf rests, without its layer dim."""
+        chosen, leaf = self.chosen[writer], self.graph.leaves[writer]
+        if not isinstance(chosen, LeafStrategy):
+            raise TypeError("an operator stores nothing")
+        return chosen.storage[1:] if leaf.stacked else chosen.storage
 
     def _stands_for(self, link: Link, links: list[Link]) -> bool:
         """Whether the value takes its reader's layout: a view, or loop state."""
@@ -91,61 +101,64 @@ class _Constraints:
         return kind == "view" or (kind == "loop_carry" and len(links) == 1)
 
     def _behind_view(
-        self,
-        tensor: int,
-        writer: int,
-        spec: Spec,
-        partial: tuple[str, ...],
-        view: Link,
+        self, tensor: int, writer: int, written: State, view: Link
     ) -> list[Constraint]:
-        seen = self._wanted(view)
-        kept = without(spec, partial)
-        scattered = set(partial) & set(axes_of(seen))
-        specs = (seen,) if scattered or seen == kept else (kept, seen)
-        op = self._operator(view)
-        links = (
-            self.links_from.get(op.results[0].tensor, []) if op.kind == "view" else []
-        )
-        moved = len(specs) > 1 or any(self._wanted(link) != seen for link in links)
-        found = self._value(tensor, writer, specs, moved=moved or bool(scattered))
-        return found + self._uses(links, seen)
+        """A value that is moved once for all its readers."""
+        seen, op = self._wanted(view), self._operator(view)
+        links: list[Link] = []
+        if op.kind == "view":
+            links = self.links_from.get(op.results[0].tensor, [])
+        held, partial = written
+        kept = without(held, partial)
+        moved = seen != kept or any(self._wanted(link) != seen for link in links)
+        if writer < self.first:
+            stored = self._stored(writer)
+            if seen == kept:
+                return self._uses(links, (kept, ()), stored)
+            specs = (*self._way((stored, ()), kept), *self._way((kept, ()), seen))
+        elif set(partial) & set(axes_of(seen)):
+            specs = self._way(written, seen)
+        else:
+            specs = (kept, *self._way((kept, ()), seen))
+        found = self._value(tensor, writer, specs, moved=moved)
+        return found + self._uses(links, (seen, ()))
 
     def _value(
         self, tensor: int, writer: int, specs: tuple[Spec, ...], *, moved: bool
     ) -> list[Constraint]:
         """A constraint where the value arises, if its layout does not follow."""
-        is_leaf = writer < self.first
-        if not specs:
-            return []
-        if is_leaf:
-            if len(specs) == 1:
+        executions = 1
+        if writer >= self.first:
+            op = self.graph.operators[writer - self.first]
+            executions = op.executions
+            if not moved and op.kind in FOLLOWS:
                 return []
-        elif not moved and self.graph.operators[writer - self.first].kind in FOLLOWS:
-            return []
         t = self.graph.tensors[tensor]
-        executions = (
-            1 if is_leaf else self.graph.operators[writer - self.first].executions
-        )
         reason = "value moves to another layout here" if moved else "as it is computed"
         return [Constraint(t.name, tensor, None, specs, executions, reason)]
 
     def _uses(
-        self, links: list[Link], held: Spec, *, always: object = False
+        self, links: list[Link], held: State, stored: Spec | None = None
     ) -> list[Constraint]:
+        """Constraints where a value is read in another layout than it is held in.
+
+        What is stored otherwise is first brought to the layout `held`.
+        """
+        first = () if stored is None else self._way((stored, ()), held[0])
         found: dict[tuple[int, int], Constraint] = {}
         for link in links:
-            wanted = self._wanted(link)
             tensor = self.graph.tensors[link.tensor]
             op = self._operator(link)
             is_weight = op.heavy and self._is_weight(link)
-            if not tensor.shape or not (always or is_weight or wanted != held):
+            specs = (*first, *self._way(held, self._wanted(link)))
+            if not tensor.shape or not (is_weight or specs):
                 continue
             use = (link.reader - self.first, link.operand)
             name = f"{tensor.name} -> {op.name}"
             reason = "weight as it is read" if is_weight else "moved for this use"
+            specs = specs or (self._wanted(link),)
             found.setdefault(
-                use,
-                Constraint(name, link.tensor, use, (wanted,), op.executions, reason),
+                use, Constraint(name, link.tensor, use, specs, op.executions, reason)
             )
         return list(found.values())
 
@@ -162,3 +175,9 @@ class _Constraints:
         if isinstance(chosen, LeafStrategy):
             raise TypeError("a leaf reads nothing")
         return self.problem.wanted(link, chosen)[0]
+
+    def _way(self, held: State, wanted: Spec) -> tuple[Spec, ...]:
+        """The layouts between two, the last included: one step at a time."""
+        spec, partial = held
+        steps = moves(spec, partial, wanted, self.problem.rates.sizes)
+        return tuple(step.layout for step in steps)

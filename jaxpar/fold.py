@@ -98,15 +98,17 @@ def simplify(program: FlatProgram) -> Simplified:
 
 
 def _free(program: FlatProgram) -> tuple[set[int], set[str]]:
+    """Tensors made of constants and scalar inputs, and what makes them.
+
+    A scalar that sums over an array is not free: its terms meet in a collective.
+    """
     inputs = set(program.inputs) | set(program.stacked.values())
-    free: set[int] = {
-        t
-        for t in range(len(program.types))
-        if t not in inputs and not program.types[t].shape
+    carried = {
+        t for e in program.equations if e.primitive == "loop_carry" for t in e.results
     }
-    made = inputs | {t for e in program.equations for t in e.results}
-    free |= set(range(len(program.types))) - made
-    free |= {t for t in inputs if not program.types[t].shape}
+    made = {t for e in program.equations for t in e.results}
+    free = set(range(len(program.types))) - made - inputs
+    free |= {t for t in inputs | carried if not program.types[t].shape}
     primitives: set[str] = set()
     for eqn in program.equations:
         if eqn.primitive == "loop_carry":

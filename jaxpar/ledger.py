@@ -7,8 +7,10 @@ from jaxpar.cost.operators import compute_s
 from jaxpar.cost.problem import Link, MeshProblem
 from jaxpar.cost.rates import collective_price
 from jaxpar.planner import Decision
-from jaxpar.sharding import Collective
+from jaxpar.sharding import Collective, axes_of
 from jaxpar.strategy import LeafStrategy, Strategy, axes_on
+
+NORM_BYTES = 4.0  # of a float32 scalar
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class _Ledger:
             yield from self._of_link(link)
         for i, strategy in enumerate(self.operators):
             yield from self._of_operator(i, strategy)
+        if self.problem.training:
+            yield from self._of_update()
 
     def _entry(
         self,
@@ -164,3 +168,33 @@ class _Ledger:
                 op.name,
                 "adds the terms of a sum inside the operator",
             )
+        for result in op.results:
+            axes = axes_on(result.sums, strategy)
+            if axes and result.tensor not in problem.readers:
+                yield self._entry(
+                    Collective("all-reduce", axes, 1.0),
+                    problem.graph.tensors[result.tensor].bytes,
+                    op.executions,
+                    "forward",
+                    op.name,
+                    "adds the terms of a result",
+                )
+
+    def _of_update(self) -> Iterator[Entry]:
+        graph, sizes = self.problem.graph, self.problem.rates.sizes
+        splitting: dict[tuple[str, ...], None] = {}
+        for leaf, strategy in zip(graph.leaves, self.leaves, strict=True):
+            if leaf.trained:
+                used = axes_of(strategy.optimizer)
+                splitting[tuple(a for a in sizes if a in used)] = None
+        for axes in splitting:
+            if axes:
+                step = Collective("all-reduce", axes, 1.0)
+                why = "adds up the norm of the gradients"
+                yield self._entry(step, NORM_BYTES, 1, "update", "gradients", why)
+        for found in self.problem.workload.sums:
+            leaf = graph.leaves[found.leaf]
+            name = graph.tensors[leaf.tensor].name
+            why = "adds the terms of a sum of the optimizer"
+            for step in found.collectives(self.leaves[found.leaf], sizes):
+                yield self._entry(step, 1.0, len(leaf.paths), "update", name, why)

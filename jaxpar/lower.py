@@ -14,12 +14,13 @@ from jaxpar.errors import RuleError
 from jaxpar.flatten import Address, FlatProgram, flatten
 from jaxpar.fold import fold, simplify, unfolded
 from jaxpar.graph import GraphLeaf, Operator, OperatorGraph, Tensor
-from jaxpar.quotient import Quotient, clusters, quotient
+from jaxpar.quotient import PSEUDO, Quotient, clusters, quotient
 from jaxpar.rules.rule import has_rule
 from jaxpar.trace import Leaf, Traced
 from jaxpar.views import add_views
 
-PSEUDO = frozenset({"loop_carry", "layer_slice", "layer_stack", "branch_join"})
+FLAT = frozenset({"stop_gradient", "sign", "round", "floor", "ceil"})
+"""Primitives through which no gradient flows."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ def lower(traced: Traced, batch_size: int, *, folded: bool = True) -> Lowered:
             )
     firsts = [group[0] for group in simple.groups]
     folding = fold(program, firsts) if folded else unfolded(program, firsts)
+    program.outputs = [
+        None if t is None else folding.tensor[t] for t in program.outputs
+    ]
     return _Lowering(traced, program, quotient(program, simple, folding)).build(
         batch_size
     )
@@ -82,7 +86,7 @@ class _Lowering:
             ]
             for role in ("model", "data")
         }
-        self.active = frozenset(self._reached(trained, floating=True))
+        self.active = frozenset(self._reached(trained, floating=True) & self._needed())
         from_model = self._reached(by_role["model"])
         from_data = self._reached(by_role["data"])
         self.parameter_only = {
@@ -95,6 +99,8 @@ class _Lowering:
         reached, stack = set(start), list(start)
         while stack:
             for reader in self.graph.readers.get(stack.pop(), ()):
+                if floating and self.graph.nodes[reader].equation.primitive in FLAT:
+                    continue
                 for tensor in self.graph.nodes[reader].results:
                     dtype = self.graph.types[tensor].dtype
                     if floating and not _is_float(dtype):
@@ -103,6 +109,18 @@ class _Lowering:
                         reached.add(tensor)
                         stack.append(tensor)
         return reached
+
+    def _needed(self) -> set[int]:
+        """Tensors that the loss, the first output, is made of."""
+        stack = [t for t in self.program.outputs[:1] if t is not None]
+        needed = set(stack)
+        while stack:
+            writer = self.graph.writer.get(stack.pop())
+            reads = () if writer is None else self.graph.nodes[writer].reads
+            fresh = {t for slot in reads for t in slot} - needed
+            needed |= fresh
+            stack += fresh
+        return needed
 
     def build(self, batch_size: int) -> Lowered:
         graph = self.graph

@@ -1,4 +1,4 @@
-"""What binds the storage of parameters: user pins, rules, annotations.
+"""What binds layouts: user pins, rules, annotations.
 
 A pin names a parameter by a pattern; a rule maps a logical name to mesh axes; an
 annotation gives the names of a parameter's dims. Whatever has no effect is said.
@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxpar.errors import MeshError, ModelError, RuleError
 from jaxpar.graph import GraphLeaf, OperatorGraph
-from jaxpar.strategy import ROLES, Pin
+from jaxpar.strategy import ROLES, Bound, Pin
 
 AxisNames = tuple[str, ...]
 
@@ -23,7 +23,8 @@ class Wishes:
     """What the user binds, in plain values.
 
     Attributes:
-        pins: Pattern over the parameter path -> per dim axes, or None for whole.
+        pins: Pattern over the parameter path, or over the name of an activation ->
+            per dim axes, or None for whole.
         rules: Logical name -> axes; an empty tuple for "whole".
     """
 
@@ -110,6 +111,31 @@ def leaf_pins(
     return found, tuple(notes)
 
 
+def activation_pins(
+    graph: OperatorGraph, wanted: Wishes, sizes: Mapping[str, int]
+) -> dict[int, Bound]:
+    """What binds operators: pins whose pattern matches results of theirs.
+
+    A pattern that matches a parameter means parameters only.
+
+    Raises:
+        ModelError: if a pin has more dims than a result.
+        MeshError: if a pinned dim does not divide.
+    """
+    paths = _parameter_paths(graph)
+    found: dict[int, Bound] = {}
+    for pattern, spec in wanted.pins.items():
+        if any(re.search(pattern, path) for path in paths):
+            continue
+        for i, op in enumerate(graph.operators):
+            for result in op.results:
+                tensor = graph.tensors[result.tensor]
+                if re.search(pattern, tensor.name):
+                    pin = _pin(pattern, spec, tensor.name, tensor.shape, sizes)
+                    found[i] = (*found.get(i, ()), (result.dims, pin))
+    return found
+
+
 def uniform(leaf_paths: Sequence[str], patterns: Iterable[str]) -> bool:
     """Whether every pattern matches all or none of some paths."""
     return all(
@@ -122,28 +148,37 @@ def _explicit(
     leaf: GraphLeaf, pins: Mapping[str, tuple[AxisNames, ...]], sizes: Mapping[str, int]
 ) -> Pin | None:
     for pattern, spec in pins.items():
-        if not re.search(pattern, leaf.paths[0]):
-            continue
-        where = f"pin {pattern!r} on {leaf.paths[0]} {list(leaf.shape)}"
-        if len(spec) > len(leaf.shape):
-            raise ModelError(
-                f"{where}: the spec has {len(spec)} dims, the parameter "
-                f"{len(leaf.shape)}"
-            )
-        dims = spec + ((),) * (len(leaf.shape) - len(spec))
-        flat = [a for dim in dims for a in dim]
-        if len(flat) != len(set(flat)):
-            raise MeshError(f"{where}: an axis is used twice in {spec}")
-        for d, axes in enumerate(dims):
-            parts = math.prod(sizes.get(a, 1) for a in axes)
-            if leaf.shape[d] % parts:
-                raise MeshError(
-                    f"{where}: dim {d} ({leaf.shape[d]}) does not divide by "
-                    f"{' x '.join(f'{a}={sizes[a]}' for a in axes)}",
-                    hint="pin another dim or fewer axes",
-                )
-        return Pin(tuple(_wide(axes, sizes) for axes in dims), where)
+        if re.search(pattern, leaf.paths[0]):
+            return _pin(pattern, spec, leaf.paths[0], leaf.shape, sizes)
     return None
+
+
+def _pin(
+    pattern: str,
+    spec: tuple[AxisNames, ...],
+    name: str,
+    shape: tuple[int, ...],
+    sizes: Mapping[str, int],
+) -> Pin:
+    """A pin on one array, if it fits."""
+    where = f"pin {pattern!r} on {name} {list(shape)}"
+    if len(spec) > len(shape):
+        raise ModelError(
+            f"{where}: the spec has {len(spec)} dims, the array {len(shape)}"
+        )
+    dims = spec + ((),) * (len(shape) - len(spec))
+    flat = [a for dim in dims for a in dim]
+    if len(flat) != len(set(flat)):
+        raise MeshError(f"{where}: an axis is used twice in {spec}")
+    for d, axes in enumerate(dims):
+        parts = math.prod(sizes.get(a, 1) for a in axes)
+        if shape[d] % parts:
+            raise MeshError(
+                f"{where}: dim {d} ({shape[d]}) does not divide by "
+                f"{' x '.join(f'{a}={sizes[a]}' for a in axes)}",
+                hint="pin another dim or fewer axes",
+            )
+    return Pin(tuple(_wide(axes, sizes) for axes in dims), where)
 
 
 def _wide(axes: AxisNames, sizes: Mapping[str, int]) -> AxisNames:
@@ -151,19 +186,23 @@ def _wide(axes: AxisNames, sizes: Mapping[str, int]) -> AxisNames:
     return tuple(a for a in axes if sizes.get(a, 1) > 1)
 
 
+def _parameter_paths(graph: OperatorGraph) -> list[str]:
+    leaves = (leaf for leaf in graph.leaves if leaf.role in ("param", "state"))
+    return [path for leaf in leaves for path in leaf.paths]
+
+
 def _check_pins_used(graph: OperatorGraph, pins: Mapping[str, Any]) -> None:
-    paths = [
-        p
-        for leaf in graph.leaves
-        if leaf.role in ("param", "state")
-        for p in leaf.paths
+    paths = _parameter_paths(graph)
+    results = [
+        graph.tensors[r.tensor].name for op in graph.operators for r in op.results
     ]
+    known = [*paths, *results]
     for pattern in pins:
-        if not any(re.search(pattern, path) for path in paths):
-            near = difflib.get_close_matches(pattern, paths, 3, 0.3) or paths[:3]
+        if not any(re.search(pattern, name) for name in known):
+            near = difflib.get_close_matches(pattern, known, 3, 0.3) or paths[:3]
             raise ModelError(
-                f"pin {pattern!r} matches no parameter",
-                hint=f"parameters are like {', '.join(near)}",
+                f"pin {pattern!r} matches no parameter and no activation",
+                hint=f"names are like {', '.join(near)}",
             )
 
 

@@ -12,7 +12,7 @@ from jaxpar.errors import InfeasibleError, MeshError
 from jaxpar.graph import OperatorGraph
 from jaxpar.hardware import Topology
 from jaxpar.mesh import factorizations, logical_mesh
-from jaxpar.pins import Wishes, check_axes, leaf_pins
+from jaxpar.pins import Wishes, activation_pins, check_axes, leaf_pins
 from jaxpar.plan import MeshTried
 from jaxpar.refusals import check_roles, refuse_memory
 from jaxpar.search.problem import SearchProblem, Solution, solve
@@ -35,6 +35,7 @@ class Request:
         mesh: Axis sizes, or None to search them.
         workload: Training or inference, and optimizer bytes.
         wishes: Pins and rules.
+        zero: Stage of ZeRO that an fsdp axis is for; None leaves it to the search.
         method: Search method.
         seed: Of randomised search methods.
         progress: Called with (meshes done, meshes in all).
@@ -45,6 +46,7 @@ class Request:
     mesh: Mapping[str, int] | None
     workload: Workload
     wishes: Wishes = field(default_factory=Wishes)
+    zero: int | None = None
     method: str = "auto"
     seed: int = 0
     progress: Callable[[int, int], None] | None = None
@@ -209,7 +211,14 @@ def _on_mesh(
         pins=pins,
         must_store=must,
         weights_first=not searched,
+        bound=activation_pins(graph, request.wishes, wide if searched else sizes),
+        zero=request.zero,
     )
+    if unmet := problem.unmet:
+        reason = f"no strategy of {unmet} obeys its pins on mesh {dict(sizes)}"
+        if searched:
+            return reason
+        raise MeshError(reason, hint="pin fewer dims, or give the axis another name")
     tables = problem.build()
     found = _decide(problem, tables, request, notes)
     if found.solution.choice is None:

@@ -22,6 +22,8 @@ from jaxpar.rules.rule import (
     rule_for,
 )
 
+PSEUDO = frozenset({"loop_carry", "layer_slice", "layer_stack", "branch_join"})
+
 
 @dataclass
 class Node:
@@ -109,7 +111,7 @@ def _node(
     equal = [e for index in indices for e in simple.groups[index]]
     return Node(
         eqn,
-        _rule(eqn, program.types),
+        rule_of(eqn, program.types),
         reads,
         tuple(
             tuple(dict.fromkeys(a for e in equal if (a := e.before(slot))))
@@ -153,7 +155,8 @@ def _leaf_representatives(
 _BARE = FactorKind.PASS
 
 
-def _rule(eqn: FlatEquation, types: Sequence[ArrayType]) -> FactorRule:
+def rule_of(eqn: FlatEquation, types: Sequence[ArrayType]) -> FactorRule:
+    """The factor rule of an equation, pseudo equations included."""
     results = tuple(types[t] for t in eqn.results)
     scalar = ArrayType((), np.dtype(np.float32))
     operands = tuple(scalar if t is None else types[t] for t in eqn.operands)

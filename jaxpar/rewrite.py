@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.sharding import Spec, axes_of, fits
 from jaxpar.user_code import no_mesh
@@ -46,7 +46,9 @@ class Site:
 
 
 def rewrite(
-    closed_jaxpr: ClosedJaxpr, constraints: Mapping[Site, tuple[Spec, ...]], mesh: Mesh
+    closed_jaxpr: ClosedJaxpr,
+    constraints: Mapping[Site, tuple[Spec, ...]],
+    mesh: Mesh | AbstractMesh,
 ) -> ClosedJaxpr:
     """The program with its values constrained to lie on the mesh as told.
 
@@ -82,7 +84,9 @@ class _Edits:
 class _Editor:
     """Edits one jaxpr; `eqns` and `renamed` grow from its first to its last line."""
 
-    def __init__(self, edits: _Edits, mesh: Mesh, in_branch: bool = False):
+    def __init__(
+        self, edits: _Edits, mesh: Mesh | AbstractMesh, in_branch: bool = False
+    ):
         self.edits = edits
         self.mesh = mesh
         self.in_branch = in_branch
@@ -170,7 +174,7 @@ class _Editor:
         return value
 
 
-def _sharding(spec: Spec, aval: Any, mesh: Mesh) -> NamedSharding:
+def _sharding(spec: Spec, aval: Any, mesh: Mesh | AbstractMesh) -> NamedSharding:
     axes = axes_of(spec)
     named = len(set(axes)) == len(axes) and set(axes) <= set(mesh.shape)
     if not (named and len(spec) == aval.ndim and fits(spec, aval.shape, mesh.shape)):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.errors import ModelError, PlanError
 from jaxpar.optimizer_state import optimizer_specs
@@ -123,7 +123,7 @@ def merge(sharded: Sharded, state: State) -> Any:
 def build(
     traced: Traced,
     optimizer: optax.GradientTransformation | None,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     placement: Placement,
     plan: Any = None,
     donate: bool = True,
@@ -174,7 +174,9 @@ def _abstract_state(
     return State(step, params, model_state, opt_state, rngs)
 
 
-def _state_shardings(abstract: State, placement: Placement, mesh: Mesh) -> State:
+def _state_shardings(
+    abstract: State, placement: Placement, mesh: Mesh | AbstractMesh
+) -> State:
     params = named_leaves(abstract.params)
     for path in params:
         if path not in placement.storage or path not in placement.gradients:
@@ -196,7 +198,7 @@ def _state_shardings(abstract: State, placement: Placement, mesh: Mesh) -> State
     )
 
 
-def _by_path(tree: Tree, specs: Mapping[str, Spec], mesh: Mesh) -> Tree:
+def _by_path(tree: Tree, specs: Mapping[str, Spec], mesh: Mesh | AbstractMesh) -> Tree:
     """The tree with a sharding for every leaf; replicated where no spec is given."""
     shardings = []
     for keys, leaf in keyed_leaves(tree):
@@ -212,7 +214,7 @@ def _by_path(tree: Tree, specs: Mapping[str, Spec], mesh: Mesh) -> Tree:
     return jax.tree.structure(tree).unflatten(shardings)
 
 
-def _sharding(mesh: Mesh, spec: Spec) -> NamedSharding:
+def _sharding(mesh: Mesh | AbstractMesh, spec: Spec) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*(axes or None for axes in spec)))
 
 
@@ -225,7 +227,7 @@ def _with_sharding(
 # ---- functions
 
 
-def _loss(traced: Traced, placement: Placement, mesh: Mesh) -> PureLoss:
+def _loss(traced: Traced, placement: Placement, mesh: Mesh | AbstractMesh) -> PureLoss:
     run = jaxpr_as_fun(rewrite(traced.jaxpr, placement.constraints, mesh))
 
     def loss(
@@ -286,7 +288,8 @@ class _Step:
         (value, (aux, model_state, rngs)), gradients = derive(state.params)
         gradients = jax.lax.with_sharding_constraint(gradients, self.gradients)
         params, opt_state = self.update(gradients, state, value, loss)
-        metrics = {"loss": value, "grad_norm": _global_norm(gradients), "aux": aux}
+        norm = _global_norm(gradients, self.gradients)
+        metrics = {"loss": value, "grad_norm": norm, "aux": aux}
         return State(state.step + 1, params, model_state, opt_state, rngs), metrics
 
     def update(
@@ -324,10 +327,39 @@ def _steady(struct: jax.ShapeDtypeStruct, leaf: Any) -> jax.Array:
     return jax.lax.convert_element_type(leaf, struct.dtype)
 
 
-def _global_norm(tree: Tree) -> jax.Array:
-    """Square root of the sum of all squares, in float32."""
-    leaves = (x.astype(jnp.float32) for x in jax.tree.leaves(tree))
-    return jnp.sqrt(sum((jnp.sum(x * x) for x in leaves), jnp.float32(0)))
+def _global_norm(gradients: Tree, shardings: Tree) -> jax.Array:
+    """Square root of the sum of all squares, in float32.
+
+    Devices add up all that they hold before they talk: one all-reduce for each set
+    of axes that splits gradients.
+    """
+    total = jnp.float32(0)
+    places: list[NamedSharding] = jax.tree.leaves(shardings)
+    for axes in dict.fromkeys(map(_splitting, places)):
+        group = [
+            (x, s)
+            for x, s in zip(jax.tree.leaves(gradients), places, strict=True)
+            if _splitting(s) == axes
+        ]
+
+        def squares(*parts: jax.Array, axes: tuple[str, ...] = axes) -> jax.Array:
+            floats = (x.astype(jnp.float32) for x in parts)
+            found = sum((jnp.sum(x * x) for x in floats), jnp.float32(0))
+            return jax.lax.psum(found, axes) if axes else found
+
+        mesh, specs = group[0][1].mesh, tuple(s.spec for _, s in group)
+        add = jax.shard_map(
+            squares, mesh=mesh, in_specs=specs, out_specs=PartitionSpec()
+        )
+        total += add(*(x for x, _ in group))
+    return jnp.sqrt(total)
+
+
+def _splitting(sharding: NamedSharding) -> tuple[str, ...]:
+    """The axes that it splits dims over, in mesh order."""
+    entries = (dim if isinstance(dim, tuple) else (dim,) for dim in sharding.spec)
+    used = {axis for axes in entries for axis in axes}
+    return tuple(axis for axis in sharding.mesh.shape if axis in used)
 
 
 def _init(

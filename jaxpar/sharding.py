@@ -6,9 +6,10 @@ sum. `reshard` lists the collectives that lead from one layout to another.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 Spec = tuple[tuple[str, ...], ...]
 
@@ -60,6 +61,19 @@ def fits(spec: Spec, shape: tuple[int, ...], sizes: Mapping[str, int]) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class Move:
+    """One step on the way from one layout to another.
+
+    Attributes:
+        layout: Behind it.
+        collective: What it takes; None where each device just drops a part.
+    """
+
+    layout: Spec
+    collective: Collective | None = None
+
+
 def reshard(
     source: Spec,
     partial: tuple[str, ...],
@@ -81,49 +95,161 @@ def reshard(
     Returns:
         The collectives in order, their `bytes` as shares of the whole tensor's.
     """
-    steps: list[Collective] = []
-    wanted, held = set(axes_of(target)), set(axes_of(source))
-    share = 1.0 / shards(source, sizes)
-    scattered = tuple(a for a in partial if a in wanted) if reduce_scatter else ()
-    summed = tuple(a for a in partial if a not in scattered)
-    if scattered:
-        steps.append(Collective("reduce-scatter", scattered, share))
-        share /= math.prod(sizes[a] for a in scattered)
-    if summed:
-        steps.append(Collective("all-reduce", summed, share))
-    for axis in wanted - held - set(scattered):
-        share /= sizes[axis]
-    return tuple(steps) + _moves(source, target, share, sizes)
+    steps = moves(source, partial, target, sizes, reduce_scatter=reduce_scatter)
+    return tuple(step.collective for step in steps if step.collective is not None)
 
 
-def _moves(
-    source: Spec, target: Spec, share: float, sizes: Mapping[str, int]
-) -> tuple[Collective, ...]:
-    """All-to-alls for axes that change dims, then all-gathers, then permutes."""
-    steps: list[Collective] = []
-    wanted = set(axes_of(target))
-    dim_of = {axis: i for i, dim in enumerate(target) for axis in dim}
-    for i, dim in enumerate(source):
-        moved = tuple(a for a in dim if a in wanted and dim_of[a] != i)
-        if moved:
-            steps.append(Collective("all-to-all", moved, share))
-    gathered = tuple(a for a in axes_of(source) if a not in wanted)
-    if gathered:
-        share *= math.prod(sizes[a] for a in gathered)
-        steps.append(Collective("all-gather", gathered, share))
-    turned = tuple(
-        axis
-        for held, want in zip(source, target, strict=True)
-        for axis in _misplaced(held, want)
-    )
-    if turned:
-        steps.append(Collective("collective-permute", turned, share))
-    return tuple(steps)
+def moves(
+    source: Spec,
+    partial: tuple[str, ...],
+    target: Spec,
+    sizes: Mapping[str, int],
+    *,
+    reduce_scatter: bool = True,
+) -> tuple[Move, ...]:
+    """Every step from one layout to another; arguments as for `reshard`.
 
-
-def _misplaced(held: tuple[str, ...], want: tuple[str, ...]) -> tuple[str, ...]:
-    """Axes that stay on a dim whose parts they would hold in another order."""
-    kept = tuple(a for a in held if a in want)
-    if not kept or held[: len(kept)] == want[: len(kept)]:
+    Parts are dropped first, gathered last, and change their dim or order in between,
+    so that as little as possible is sent; the way back takes the same steps. Axes
+    leave a dim, and come to it, at its minor end, as compilers have it.
+    """
+    if source == target and not partial:
         return ()
-    return kept
+    walk = _Walk(source, target, sizes)
+    walk.reduce(partial, scatters=reduce_scatter)
+    walk.gather(walk.behind_moved)
+    walk.drop()
+    walk.exchange()
+    walk.turn()
+    walk.gather(lambda _: True)
+    walk.drop(late=True)
+    walk.turn()
+    return tuple(walk.steps)
+
+
+class _Walk:
+    """A layout on its way; `steps` grow from source to target."""
+
+    def __init__(self, source: Spec, target: Spec, sizes: Mapping[str, int]):
+        self.sizes, self.target = sizes, target
+        self.layout, self.steps = source, list[Move]()
+        self.source_dim = {a: d for d, axes in enumerate(source) for a in axes}
+        self.target_dim = {a: d for d, axes in enumerate(target) for a in axes}
+        self.moved = {
+            a for a, d in self.source_dim.items() if self.target_dim.get(a, d) != d
+        }
+        self.share = 1.0 / shards(source, sizes)
+
+    def step(self, layout: Spec, kind: str, axes: tuple[str, ...]) -> None:
+        self.layout = layout
+        self.steps.append(Move(layout, Collective(kind, axes, self.share)))
+
+    def reduce(self, partial: tuple[str, ...], *, scatters: bool) -> None:
+        """Adds up a partial sum; where the target splits it, each its own part."""
+        scattered = tuple(a for a in partial if scatters and a in self.target_dim)
+        if scattered:
+            layout = self.layout
+            for d, axis in self._droppable(late=True):
+                if axis in scattered:
+                    layout = _with(layout, d, (*layout[d], axis))
+            self.step(layout, "reduce-scatter", scattered)
+            self.share /= math.prod(self.sizes[a] for a in scattered)
+        summed = tuple(a for a in partial if a not in scattered)
+        if summed:
+            self.step(self.layout, "all-reduce", summed)
+
+    def _droppable(self, *, late: bool) -> list[tuple[int, str]]:
+        """Axes that the target adds to a dim; those behind moved ones are late."""
+        found: list[tuple[int, str]] = []
+        for d, axes in enumerate(self.target):
+            behind = False
+            for axis in axes:
+                behind |= axis in self.moved
+                if axis not in self.source_dim and (late or not behind):
+                    found.append((d, axis))
+        return found
+
+    def drop(self, *, late: bool = False) -> None:
+        """Each device keeps a part of what it holds."""
+        held, layout = set(axes_of(self.layout)), self.layout
+        for d, axis in self._droppable(late=late):
+            if axis not in held:
+                layout = _with(layout, d, (*layout[d], axis))
+                self.share /= self.sizes[axis]
+        if layout != self.layout:
+            self.layout = layout
+            self.steps.append(Move(layout))
+
+    def behind_moved(self, axis: str) -> bool:
+        """Whether an axis must go before one that moves to another dim can."""
+        dim = self.layout[self.source_dim[axis]]
+        return any(a in self.moved for a in dim[: dim.index(axis)])
+
+    def gather(self, which: Callable[[str], bool]) -> None:
+        """Devices exchange their parts over axes that the target lacks."""
+        gone = {
+            a for a in axes_of(self.layout) if a not in self.target_dim and which(a)
+        }
+        if not gone:
+            return
+        self.at_end(gone)
+        for dim in reversed(self.layout):  # compilers gather dim by dim
+            if gathered := tuple(a for a in dim if a in gone):
+                self.share *= math.prod(self.sizes[a] for a in gathered)
+                self.step(without(self.layout, gathered), "all-gather", gathered)
+
+    def exchange(self) -> None:
+        """Axes that change dims; those that go the same way go together."""
+        ways: dict[tuple[int, int], list[str]] = {}
+        for axis in axes_of(self.target):
+            if axis in self.moved:
+                way = self.source_dim[axis], self.target_dim[axis]
+                ways.setdefault(way, []).append(axis)
+        while ways:
+            old, new = way = min(ways, key=lambda way: self._obstacles(*way, ways[way]))
+            axes = ways.pop(way)
+            self.at_end(set(axes))
+            going = tuple(a for a in self.layout[old] if a in axes)
+            layout = without(self.layout, going)
+            layout = _with(layout, new, (*layout[new], *going))
+            self.step(layout, "all-to-all", going)
+
+    def _obstacles(self, old: int, new: int, axes: Sequence[str]) -> int:
+        """Axes that had better leave or arrive before some move."""
+        dim, there, wanted = self.layout[old], self.layout[new], self.target[new]
+        behind = set(dim[dim.index(axes[0]) :]) - set(axes)
+        before = set(wanted[: wanted.index(axes[0])]) - set(there)
+        leaving = [a for a in there if self.target_dim.get(a, new) != new]
+        return len(behind) + len(before) + len(leaving)
+
+    def at_end(self, axes: Set[str]) -> None:
+        """Brings axes to the minor end of their dims, the others into order."""
+        if any(self._before(dim, axes) for dim in self.layout):
+            self.turn(axes)
+
+    def _before(self, dim: tuple[str, ...], axes: Set[str]) -> bool:
+        """Whether one of some axes stands before another axis of the dim."""
+        return any(a in axes and b not in axes for a, b in pairwise(dim))
+
+    def turn(self, last: Set[str] = frozenset()) -> None:
+        """Brings axes into the order of the target, those that leave it behind them."""
+        rank = {a: i for i, a in enumerate(axes_of(self.target))}
+        count = len(rank)
+        self.turn_to(
+            tuple(
+                tuple(sorted(dim, key=lambda a: (a in last, rank.get(a, count))))
+                for dim in self.layout
+            )
+        )
+
+    def turn_to(self, layout: Spec) -> None:
+        """Devices swap their parts."""
+        if layout != self.layout:
+            pairs = zip(axes_of(self.layout), axes_of(layout), strict=True)
+            self.step(
+                layout, "collective-permute", tuple(a for a, b in pairs if a != b)
+            )
+
+
+def _with(layout: Spec, dim: int, axes: tuple[str, ...]) -> Spec:
+    return (*layout[:dim], axes, *layout[dim + 1 :])

@@ -54,12 +54,30 @@ class Axes:
         return True
 
 
+@dataclass(frozen=True)
+class Pin:
+    """A binding wish for a tensor: per dim the axes, or None for "anything"."""
+
+    dims: tuple[tuple[str, ...] | None, ...]
+    source: str
+
+    def admits(self, spec: Spec) -> bool:
+        """Whether a spec obeys the pin."""
+        pairs = zip(self.dims, spec, strict=True)
+        return all(want is None or set(want) == set(have) for want, have in pairs)
+
+
+Bound = tuple[tuple[Dims, Pin], ...]
+"""What binds an operator: pins on operands or results, with their dims."""
+
+
 def strategies(
     op: Operator,
     classes: Sequence[DimClass],
     axes: Axes,
     *,
     weights_first: bool = False,
+    bound: Bound = (),
 ) -> tuple[Strategy, ...]:
     """All strategies of an operator, the unsharded one first where allowed.
 
@@ -72,11 +90,14 @@ def strategies(
         classes: Of the graph.
         axes: The mesh.
         weights_first: Whether the tensor axis splits weights rather than tokens.
+        bound: Pins that they obey; there may be no such strategy.
     """
-    key = (_signature(op, classes), weights_first)
+    key = (_signature(op, classes), weights_first, bound)
     known = axes.remembered
     if key not in known:
-        known[key] = _enumerate(op, classes, axes, weights_first=weights_first)
+        known[key] = _enumerate(
+            op, classes, axes, weights_first=weights_first, bound=bound
+        )
     return known[key]
 
 
@@ -87,7 +108,12 @@ def _signature(op: Operator, classes: Sequence[DimClass]) -> tuple:
 
 
 def _enumerate(
-    op: Operator, classes: Sequence[DimClass], axes: Axes, *, weights_first: bool
+    op: Operator,
+    classes: Sequence[DimClass],
+    axes: Axes,
+    *,
+    weights_first: bool,
+    bound: Bound,
 ) -> tuple[Strategy, ...]:
     admitted = [
         [
@@ -104,6 +130,7 @@ def _enumerate(
         strategy
         for choice in itertools.product(*([None, *fs] for fs in admitted))
         if (strategy := _strategy(op, classes, axes, choice)) is not None
+        and all(pin.admits(spec_of(dims, strategy)) for dims, pin in bound)
     ]
     return _busiest(found, op, classes, axes, weights_first=weights_first)
 
@@ -146,7 +173,7 @@ def _busiest(
         used = set(itertools.chain.from_iterable(strategy))
         return math.prod(axes.sizes[a] for a in must if a not in used)
 
-    least = min(map(idle, found))
+    least = min(map(idle, found), default=1)
     return tuple(s for s in found if idle(s) == least)
 
 
@@ -195,19 +222,6 @@ class LeafStrategy:
     compute: Spec
 
 
-@dataclass(frozen=True)
-class Pin:
-    """A binding wish for a leaf: per dim the axes, or None for "anything"."""
-
-    dims: tuple[tuple[str, ...] | None, ...]
-    source: str
-
-    def admits(self, spec: Spec) -> bool:
-        """Whether a storage spec obeys the pin."""
-        pairs = zip(self.dims, spec, strict=True)
-        return all(want is None or set(want) == set(have) for want, have in pairs)
-
-
 def leaf_strategies(
     graph: OperatorGraph,
     leaf: GraphLeaf,
@@ -215,6 +229,7 @@ def leaf_strategies(
     *,
     pin: Pin | None,
     must_store: Sequence[str] = (),
+    zero: int | None = None,
 ) -> tuple[LeafStrategy, ...]:
     """All ways to store and read one leaf.
 
@@ -224,6 +239,7 @@ def leaf_strategies(
         axes: The mesh.
         pin: Binds the storage.
         must_store: Axes that it must be stored over where a dim divides.
+        zero: Stage of ZeRO that the fsdp axis is for, or None (see `_staged`).
     """
     tensor = graph.tensors[leaf.tensor]
     if leaf.role == "batch":
@@ -234,14 +250,35 @@ def leaf_strategies(
         return (LeafStrategy(whole, whole, unsharded(len(tensor.shape))),)
     specs = [s for s in _storage_specs(graph, tensor, leaf, axes, pin)]
     if pin is not None:
-        specs = [s for s in specs if pin.admits(s)]
+        stored, zero = [s for s in specs if pin.admits(s)], None
     else:
-        specs = _most_used(specs, must_store, axes.sizes)
-    return tuple(
-        found
-        for spec in specs
-        for found in _readings(spec, specs, leaf, axes, pinned=pin is not None)
+        must = must_store if zero is None else ("fsdp",) * (zero == 3)
+        stored = _most_used(specs, must, axes.sizes)
+    found = (
+        reading
+        for spec in stored
+        for reading in _readings(spec, specs, leaf, axes, pinned=pin is not None)
     )
+    return tuple(found) if zero is None else _staged(tuple(found), zero)
+
+
+def _staged(found: tuple[LeafStrategy, ...], zero: int) -> tuple[LeafStrategy, ...]:
+    """Those that cut over fsdp what a stage of ZeRO cuts, where a dim divides.
+
+    Rajbhandari et al. 2020: 1 the optimizer state, 2 gradients too, 3 parameters
+    too. Gradients always end in the layout of the optimizer state, so 1 is 2.
+    """
+
+    def cut(spec: Spec) -> bool:
+        return "fsdp" in axes_of(spec)
+
+    if zero == 3:
+        return found
+    whole = tuple(s for s in found if not cut(s.storage))
+    if zero == 0:
+        return tuple(s for s in whole if not cut(s.optimizer))
+    stored = {s.storage for s in whole if cut(s.optimizer)}
+    return tuple(s for s in whole if cut(s.optimizer) or s.storage not in stored)
 
 
 def _storage_specs(

@@ -9,12 +9,13 @@ import jax
 import optax
 from flax import nnx
 
-from jaxpar.cost.operators import Workload
+from jaxpar.cost.operators import UpdateSum, Workload
 from jaxpar.errors import ModelError
 from jaxpar.graph import OperatorGraph
 from jaxpar.lower import Lowered, lower
 from jaxpar.model import make_model
 from jaxpar.optimizer_state import optimizer_leaves
+from jaxpar.optimizer_sums import optimizer_sums
 from jaxpar.pins import Wishes, uniform
 from jaxpar.rewrite import Site
 from jaxpar.trace import Traced, trace
@@ -60,7 +61,18 @@ class Subject:
             for i, leaf in enumerate(self.graph.leaves)
             if leaf.role == "param"
         }
-        return Workload(self.optimizer is not None, ratios, unowned)
+        return Workload(self.optimizer is not None, ratios, unowned, self._sums())
+
+    def _sums(self) -> tuple[UpdateSum, ...]:
+        if self.optimizer is None:
+            return ()
+        leaves = enumerate(self.graph.leaves)
+        index = {leaf.paths[0]: i for i, leaf in leaves if leaf.role == "param"}
+        params = self.traced.model.abstract[0]
+        return tuple(
+            UpdateSum(index[s.parameter], s.kept, s.over, s.bytes, s.stored)
+            for s in optimizer_sums(self.optimizer, params, tuple(index))
+        )
 
     def sites(self) -> Mapping[str, tuple[Site, ...]]:
         """Stable name of a constraint -> where in the traced jaxpr it goes."""

@@ -8,10 +8,42 @@ from jaxpar.cost.rates import Rates
 from jaxpar.graph import GraphLeaf, Operator, OperatorGraph
 from jaxpar.hardware import Chip
 from jaxpar.rules.rule import Dims
-from jaxpar.sharding import shards
+from jaxpar.sharding import Collective, shards
 from jaxpar.strategy import LeafStrategy, Strategy, axes_on
 
 FORWARD, BACKWARD = 1, 2
+
+
+@dataclass(frozen=True)
+class UpdateSum:
+    """A sum that the optimizer takes over dims of a leaf (norms, row means).
+
+    Attributes:
+        leaf: Index of the leaf.
+        kept: Its dims that the result still has.
+        over: Its dims that are summed away.
+        bytes: Of the whole result.
+        stored: Whether it is of the parameter as stored, else of gradients or
+            optimizer state.
+    """
+
+    leaf: int
+    kept: tuple[int, ...]
+    over: tuple[int, ...]
+    bytes: float
+    stored: bool
+
+    def collectives(
+        self, strategy: LeafStrategy, sizes: Mapping[str, int]
+    ) -> tuple[Collective, ...]:
+        """The all-reduces of its terms, dim by dim, as compilers make them."""
+        spec = strategy.storage if self.stored else strategy.optimizer
+        cut = math.prod(sizes[axis] for d in self.kept for axis in spec[d])
+        return tuple(
+            Collective("all-reduce", spec[d], self.bytes / cut)
+            for d in self.over
+            if spec[d]
+        )
 
 
 @dataclass(frozen=True)
@@ -22,11 +54,14 @@ class Workload:
         training: Whether there is a backward pass and an update.
         optimizer_bytes: Per leaf index: optimizer bytes per parameter byte.
         unowned_bytes: Optimizer state that belongs to no parameter.
+        sums: What the optimizer sums over dims of parameters; of leaves that stand
+            for several paths, once per path.
     """
 
     training: bool
     optimizer_bytes: Mapping[int, float]
     unowned_bytes: float = 0.0
+    sums: tuple[UpdateSum, ...] = ()
 
 
 def parts(

@@ -25,6 +25,7 @@ from jaxpar.search.problem import Edge, SearchProblem
 from jaxpar.sharding import Spec, without
 from jaxpar.strategy import (
     Axes,
+    Bound,
     LeafStrategy,
     Pin,
     Strategy,
@@ -69,6 +70,8 @@ class MeshProblem:
         pins: Mapping[int, Pin],
         must_store: Sequence[str] = (),
         weights_first: bool = False,
+        bound: Mapping[int, Bound] | None = None,
+        zero: int | None = None,
     ):
         self.graph = graph
         self.mesh = mesh
@@ -77,9 +80,9 @@ class MeshProblem:
         self.pins = pins
         self.axes = Axes({a: n for a, n in mesh.sizes.items() if n > 1})
         self.rates = Rates(mesh, self.chip.reduce_scatter)
-        stored = weights(graph)
         self._source_cache: dict[Any, Any] = {}
         self._target_cache: dict[Any, Any] = {}
+        stored = weights(graph)
         self.leaves: list[tuple[LeafStrategy, ...]] = [
             leaf_strategies(
                 graph,
@@ -87,13 +90,31 @@ class MeshProblem:
                 self.axes,
                 pin=pins.get(i),
                 must_store=must_store if i in stored else (),
+                zero=zero,
             )
             for i, leaf in enumerate(graph.leaves)
         ]
-        self.operators: list[tuple[Strategy, ...]] = [
-            strategies(op, graph.classes, self.axes, weights_first=weights_first)
-            for op in graph.operators
+        self.operators = self._strategies(bound or {}, weights_first=weights_first)
+
+    def _strategies(
+        self, bound: Mapping[int, Bound], *, weights_first: bool
+    ) -> list[tuple[Strategy, ...]]:
+        return [
+            strategies(
+                op,
+                self.graph.classes,
+                self.axes,
+                weights_first=weights_first,
+                bound=bound.get(i, ()),
+            )
+            for i, op in enumerate(self.graph.operators)
         ]
+
+    @property
+    def unmet(self) -> str | None:
+        """Name of an operator that can do nothing that its pins admit."""
+        pairs = zip(self.graph.operators, self.operators, strict=True)
+        return next((op.name for op, found in pairs if not found), None)
 
     @property
     def training(self) -> bool:

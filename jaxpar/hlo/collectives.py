@@ -108,20 +108,31 @@ class _Context:
     op_name: str = ""
 
 
+def collectives_in(instruction: Instruction, scope: Scope) -> list[HloCollective]:
+    """Those of one run of one instruction, and of what it calls."""
+    return list(_of(instruction, scope, _Context()))
+
+
 def _in(scope: Scope, context: _Context) -> Iterator[HloCollective]:
     for instruction in scope.computation.instructions.values():
-        opcode = instruction.opcode
-        if opcode.removesuffix("-start") in KINDS:
-            yield from _collective(instruction, scope, context)
-        elif opcode == "while":
-            yield from _in_loop(instruction, scope, context)
-        elif opcode == "conditional":
-            yield from _in_branches(instruction, scope, context)
-        elif opcode in ("fusion", "call"):
-            name = instruction.op_name or context.op_name
-            yield from _in(scope.inside(instruction), replace(context, op_name=name))
-        elif opcode == "async-start":
-            yield from _in(_data_scope(scope, instruction, "calls"), context)
+        yield from _of(instruction, scope, context)
+
+
+def _of(
+    instruction: Instruction, scope: Scope, context: _Context
+) -> Iterator[HloCollective]:
+    opcode = instruction.opcode
+    if opcode.removesuffix("-start") in KINDS:
+        yield from _collective(instruction, scope, context)
+    elif opcode == "while":
+        yield from _in_loop(instruction, scope, context)
+    elif opcode == "conditional":
+        yield from _in_branches(instruction, scope, context)
+    elif opcode in ("fusion", "call"):
+        name = instruction.op_name or context.op_name
+        yield from _in(scope.inside(instruction), replace(context, op_name=name))
+    elif opcode == "async-start":
+        yield from _in(_data_scope(scope, instruction, "calls"), context)
 
 
 def _in_loop(
