@@ -87,8 +87,8 @@ def test_a_program_without_cycles_has_no_time():
     [
         (
             "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, "
-            "the total memory required for HLO temporaries (38.66G) exceeds available HBM "
-            "(30.75G). HLO module: jit_step.",
+            "the total memory required for HLO temporaries (38.66G) exceeds available "
+            "HBM (30.75G). HLO module: jit_step.",
             38.66,
             30.75,
         ),
