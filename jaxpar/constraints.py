@@ -77,9 +77,11 @@ class _Constraints:
         held, partial = self.problem.written(links[0], self.chosen[writer])
         views = [link for link in links if self._stands_for(link, links)]
         if views:
-            return self._behind_view(tensor, writer, (held, partial), views[0])
+            others = [link for link in links if link not in views]
+            found = self._behind_view(tensor, writer, (held, partial), views[0])
+            return found + self._uses(others, (without(held, partial), ()))
         if writer < self.first:
-            return self._uses(links, (held, ()), self._stored(writer))
+            return self._uses(links, (held, ()), writer)
         kept = without(held, partial)
         wanted = [self._wanted(link) for link in links]
         if any(set(partial) & set(axes_of(w)) for w in wanted):
@@ -114,7 +116,7 @@ class _Constraints:
         if writer < self.first:
             stored = self._stored(writer)
             if seen == kept:
-                return self._uses(links, (kept, ()), stored)
+                return self._uses(links, (kept, ()), writer)
             specs = (*self._way((stored, ()), kept), *self._way((kept, ()), seen))
         elif set(partial) & set(axes_of(seen)):
             specs = self._way(written, seen)
@@ -138,19 +140,25 @@ class _Constraints:
         return [Constraint(t.name, tensor, None, specs, executions, reason)]
 
     def _uses(
-        self, links: list[Link], held: State, stored: Spec | None = None
+        self, links: list[Link], held: State, leaf: int | None = None
     ) -> list[Constraint]:
         """Constraints where a value is read in another layout than it is held in.
 
-        What is stored otherwise is first brought to the layout `held`.
+        A leaf that is stored otherwise is first brought to the layout `held`. Where its
+        gradient is cut further than that, `held` is said too: on its way back the
+        gradient then comes by it, not by a way of the compiler's own.
         """
-        first = () if stored is None else self._way((stored, ()), held[0])
+        first = () if leaf is None else self._way((self._stored(leaf), ()), held[0])
+        says_held = leaf is not None and not first and self._gradient_is_cut(leaf)
         found: dict[tuple[int, int], Constraint] = {}
         for link in links:
             tensor = self.graph.tensors[link.tensor]
             op = self._operator(link)
             is_weight = op.heavy and self._is_weight(link)
-            specs = (*first, *self._way(held, self._wanted(link)))
+            way = self._way(held, self._wanted(link))
+            if way and says_held:
+                way = (held[0], *way)
+            specs = (*first, *way)
             if not tensor.shape or not (is_weight or specs):
                 continue
             use = (link.reader - self.first, link.operand)
@@ -161,6 +169,10 @@ class _Constraints:
                 use, Constraint(name, link.tensor, use, specs, op.executions, reason)
             )
         return list(found.values())
+
+    def _gradient_is_cut(self, leaf: int) -> bool:
+        chosen = self.chosen[leaf]
+        return isinstance(chosen, LeafStrategy) and chosen.optimizer != chosen.storage
 
     def _is_weight(self, link: Link) -> bool:
         if link.writer < self.first:

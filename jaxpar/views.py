@@ -1,10 +1,11 @@
 """Views: a tensor with several readers is moved once for all of them.
 
 Each such tensor gets an identity operator in between, whose layout is free: if
-the readers want another layout than the writer made, the move is paid once.
+the readers want another layout than the writer made, the move is paid once. What a
+loop leaves behind is another value than the state that its body reads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from jaxpar.graph import Operand, Operator, OperatorGraph, Result, Tensor, Use
@@ -21,18 +22,50 @@ def add_views(graph: OperatorGraph) -> OperatorGraph:
     writers = {r.tensor: op for op in graph.operators for r in op.results}
     tensors = list(graph.tensors)
     views: list[Operator] = []
-    renamed: dict[int, int] = {}
+    renamed: dict[int, dict[int, int]] = {}
     for t in sorted(readers):
-        if len(readers[t]) > 1:
-            renamed[t] = len(tensors)
+        writer = writers.get(t)
+        together = readers[t] - _behind_loop(graph, t, writer, readers[t])
+        if len(together) > 1:
+            for i in together:
+                renamed.setdefault(i, {})[t] = len(tensors)
+            views.append(_view(graph, t, len(tensors), writer, together))
             tensors.append(replace(tensors[t], leaf=None))
-            views.append(_view(graph, t, renamed[t], writers.get(t), readers[t]))
-    operators = tuple(_redirected(op, renamed) for op in graph.operators)
+    operators = tuple(
+        _redirected(op, renamed.get(i, {})) for i, op in enumerate(graph.operators)
+    )
     return replace(graph, tensors=tuple(tensors), operators=(*operators, *views))
 
 
+def _behind_loop(
+    graph: OperatorGraph, t: int, writer: Operator | None, readers: Collection[int]
+) -> set[int]:
+    """The one reader of what a loop leaves behind, if there is just one.
+
+    Others read the state in every round; it reads once what the last round made.
+    """
+    if writer is None or writer.kind != "loop_carry":
+        return set()
+    found = {
+        i
+        for i in readers
+        if sum(
+            use.executions
+            for operand in graph.operators[i].operands
+            for use in operand.uses
+            if use.tensor == t
+        )
+        < writer.executions
+    }
+    return found if len(found) == 1 else set()
+
+
 def _view(
-    graph: OperatorGraph, t: int, view: int, writer: Operator | None, readers: set[int]
+    graph: OperatorGraph,
+    t: int,
+    view: int,
+    writer: Operator | None,
+    readers: Collection[int],
 ) -> Operator:
     tensor = graph.tensors[t]
     reading = [graph.operators[i] for i in readers]

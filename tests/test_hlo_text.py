@@ -76,6 +76,28 @@ def test_loop_of_unknown_length_counts_once():
     assert (one.executions, one.exact) == (1, False)
 
 
+SUMS = """HloModule sums, num_partitions=8
+
+ENTRY %main (x: f32[16]) -> (f32[16], f32[16]) {
+  %x = f32[16]{0} parameter(0)
+  %a = f32[16]{0} all-reduce(%x), replica_groups={{0,4},{1,5},{2,6},{3,7}}, to_apply=%s
+  %b = f32[16]{0} all-reduce(%a), replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%s
+  %c = f32[16]{0} all-reduce(%x), replica_groups={{0,4},{1,5},{2,6},{3,7}}, to_apply=%s
+  %d = f32[16]{0} all-reduce(%c), replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%s
+  %e = f32[16]{0} add(%c, %d)
+  ROOT %out = (f32[16], f32[16]) tuple(%b, %e)
+}
+"""
+
+
+def test_sums_of_sums_fold_if_nobody_reads_in_between():
+    assert len(collectives(SUMS)) == 4
+    joint, first, second = collectives(SUMS, folds=True)
+    assert (joint.name, joint.groups) == ("b", ((0, 1, 4, 5), (2, 3, 6, 7)))
+    assert joint.bytes == first.bytes == 64
+    assert (first.name, second.name) == ("c", "d")
+
+
 def test_asynchronous_pairs_count_once():
     assert found(ASYNC) == [
         ("all-gather", 64 * 8 * 4 + 16 * 2, 1),

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -11,54 +12,54 @@ from flax import linen, nnx
 from jax.sharding import PartitionSpec as P
 
 import jaxpar
+from benchmarks.forced_plans import FORCED, FORMS, WORKS, Case, unequal
 from jaxpar.errors import MeshError, ModelError, PlanError
 from jaxpar.hlo.collectives import HloCollective
 from jaxpar.plan import CollectivePlan
 from jaxpar.verify.compare import collective_rows
 from jaxpar.zoo import zoo
 
-FORCED = {
-    "data": ({"data": 8}, {}),
-    "zero-0": ({"fsdp": 8}, {"zero": 0}),
-    "zero-1": ({"fsdp": 8}, {"zero": 1}),
-    "zero-3": ({"fsdp": 8}, {"zero": 3}),
-    "tensor": ({"tensor": 4}, {}),
-    "data x tensor": ({"data": 2, "tensor": 4}, {}),
-    "fsdp x tensor": ({"fsdp": 4, "tensor": 2}, {}),
-    "data x fsdp": ({"data": 2, "fsdp": 4}, {}),
-    "data x zero-1": ({"data": 2, "fsdp": 4}, {"zero": 1}),
-    "zero-1 x tensor": ({"fsdp": 4, "tensor": 2}, {"zero": 1}),
-    "data x fsdp x tensor": ({"data": 2, "fsdp": 2, "tensor": 2}, {}),
-    "data x sequence": ({"data": 4, "sequence": 2}, {}),
-}
-QUICK = ("zero-1", "data x fsdp x tensor")
+QUICK = ("zero-1 x tensor", "data x fsdp x tensor", "tensor + sequence")
 
 
-def _check(name: str, *, scan: bool, training: bool = True) -> jaxpar.verify.Check:
-    mesh, options = FORCED[name]
-    given = zoo("gpt-tiny", layers=2, scan=scan)
-    if not training:
-        given["optimizer"] = None
-    return jaxpar.verify_plan(jaxpar.auto_shard(**given, mesh=mesh, **options))
-
-
-def _unequal(check: jaxpar.verify.Check) -> list:
-    return [row for row in check.rows if row.predicted != row.compiled]
-
-
-@pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
-@pytest.mark.parametrize("name", QUICK)
-def test_every_collective_is_predicted(name, scan):
-    check = _check(name, scan=scan)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("plan", QUICK)
+def test_every_collective_is_predicted(plan, form):
+    check = Case(plan, form, "training").check()
     assert check.rows
-    assert not _unequal(check)
+    assert not unequal(check)
+
+
+@pytest.mark.parametrize("plan", ["fsdp x tensor", "data x sequence"])
+def test_every_collective_of_inference_is_predicted(plan):
+    check = Case(plan, "scanned", "inference").check()
+    assert check.rows
+    assert not unequal(check)
+
+
+def test_tensor_and_sequence_split_tokens_between_blocks():
+    sharded = jaxpar.auto_shard(
+        **zoo("gpt-tiny", layers=1), **FORCED["tensor + sequence"].options()
+    )
+    phases = Counter(
+        c.phase
+        for c in sharded.plan.collectives
+        if c.kind == "all-gather" and c.bytes == 2**19
+    )
+    # Before attention, MLP and logits; and of the cotangents of what the former two
+    # made (Korthikanti et al. 2022, figure 5).
+    assert phases == {"forward": 3, "backward": 2}
+    tokens = (("data",), ("tensor",), ())
+    assert tokens in sharded.plan.activations["positions:add"].specs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
-@pytest.mark.parametrize("name", FORCED)
-def test_every_collective_of_every_forced_plan_is_predicted(name, scan):
-    assert not _unequal(_check(name, scan=scan))
+@pytest.mark.parametrize("layers", [2, 4])
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("plan", FORCED)
+def test_every_collective_of_every_forced_plan_is_predicted(plan, form, work, layers):
+    assert not unequal(Case(plan, form, work, layers).check())
 
 
 def test_a_convolution_on_the_data_axis():
@@ -78,7 +79,7 @@ def test_a_convolution_on_the_data_axis():
         "y": jax.ShapeDtypeStruct((16, 8), jnp.float32),
     }
     sharded = jaxpar.auto_shard(Net, optax.sgd(0.1), loss, batch, mesh={"data": 4})
-    assert not _unequal(jaxpar.verify_plan(sharded))
+    assert not unequal(jaxpar.verify_plan(sharded))
 
 
 def test_linen_from_a_plan():
@@ -97,7 +98,7 @@ def test_linen_from_a_plan():
     given = (Net(), optax.adam(1e-3), loss, batch)
     plan = jaxpar.make_plan(*given, mesh={"fsdp": 4}, init=init, zero=3)
     check = jaxpar.verify_plan(plan, *given, init=init)
-    assert not _unequal(check)
+    assert not unequal(check)
     assert any(row.kind == "all-gather" for row in check.rows)
 
 

@@ -36,14 +36,12 @@ class UpdateSum:
     def collectives(
         self, strategy: LeafStrategy, sizes: Mapping[str, int]
     ) -> tuple[Collective, ...]:
-        """The all-reduces of its terms, dim by dim, as compilers make them."""
+        """The all-reduce of its terms, if a dim that it sums over is split."""
         spec = strategy.storage if self.stored else strategy.optimizer
         cut = math.prod(sizes[axis] for d in self.kept for axis in spec[d])
-        return tuple(
-            Collective("all-reduce", spec[d], self.bytes / cut)
-            for d in self.over
-            if spec[d]
-        )
+        over = {axis for d in self.over for axis in spec[d]}
+        axes = tuple(axis for axis in sizes if axis in over)
+        return (Collective("all-reduce", axes, self.bytes / cut),) if axes else ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from jaxpar.hlo.folding import chains, joined
 from jaxpar.hlo.groups import Groups, axes_crossed, axes_of, parse_groups
 from jaxpar.hlo.loops import Scope, no_argument
 from jaxpar.hlo.text import Computation, Instruction, elements, parse, shape_bytes
@@ -80,7 +81,7 @@ class HloCollective:
         return find(self.groups, mesh_shape, device_ids)
 
 
-def collectives(text: str) -> tuple[HloCollective, ...]:
+def collectives(text: str, *, folds: bool = False) -> tuple[HloCollective, ...]:
     """Lists the collectives of HLO text, in the order of the program.
 
     Takes text from any stage after the SPMD partitioner. CPU code differs from what
@@ -91,21 +92,26 @@ def collectives(text: str) -> tuple[HloCollective, ...]:
     An asynchronous pair counts once, and so does a TPU collective that several
     fusions share. A TPU fusion of an all-reduce and a slice is a reduce-scatter.
 
+    Args:
+        text: Of the program.
+        folds: Whether all-reduces of all-reduces count as one over both groups.
+
     Raises:
         ValueError: if the text has no entry computation.
     """
     module = parse(text)
     entry = Scope(module, module.computations[module.entry], no_argument)
-    return tuple(_in(entry, _Context()))
+    return tuple(_in(entry, _Context(folds=folds)))
 
 
 @dataclass(frozen=True)
 class _Context:
-    """How often a computation runs, and the name of what runs it."""
+    """How often a computation runs, the name of what runs it, and how to count."""
 
     executions: int = 1
     exact: bool = True
     op_name: str = ""
+    folds: bool = False
 
 
 def collectives_in(instruction: Instruction, scope: Scope) -> list[HloCollective]:
@@ -114,8 +120,26 @@ def collectives_in(instruction: Instruction, scope: Scope) -> list[HloCollective
 
 
 def _in(scope: Scope, context: _Context) -> Iterator[HloCollective]:
-    for instruction in scope.computation.instructions.values():
-        yield from _of(instruction, scope, context)
+    before = chains(scope.computation) if context.folds else {}
+    within = {name for names in before.values() for name in names}
+    for name, instruction in scope.computation.instructions.items():
+        if name in before:
+            yield _folded(name, before[name], scope, context)
+        elif name not in within:
+            yield from _of(instruction, scope, context)
+
+
+def _folded(
+    name: str, before: Sequence[str], scope: Scope, context: _Context
+) -> HloCollective:
+    """The one sum that a chain of them is."""
+    instructions = scope.computation.instructions
+    parts = [
+        part
+        for member in (*before, name)
+        for part in _collective(instructions[member], scope, context)
+    ]
+    return replace(parts[-1], groups=joined(part.groups for part in parts))
 
 
 def _of(
