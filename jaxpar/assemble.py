@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from jaxpar import __version__
 from jaxpar.constraints import Constraint
 from jaxpar.cost.problem import MeshProblem
 from jaxpar.graph import GraphLeaf, OperatorGraph
-from jaxpar.ledger import Entry, compute_seconds, entries
+from jaxpar.ledger import Entry, compute_seconds, entries, update_seconds
 from jaxpar.plan import (
     ActivationPlan,
     AxisNote,
@@ -15,17 +16,21 @@ from jaxpar.plan import (
     CollectivePlan,
     Machine,
     MemoryPrediction,
+    OverlapPrediction,
     ParamPlan,
     Plan,
     Prediction,
     Replication,
     SearchReport,
+    TaskPlan,
     model_print,
 )
 from jaxpar.planner import Decision
 from jaxpar.reasons import idle_notes, leaf_reason
 from jaxpar.sharding import Spec, axes_of, shards
 from jaxpar.strategy import ROLES, spec_of
+from jaxpar.timeline.play import play
+from jaxpar.timeline.tasks import tasks
 
 LARGE_BYTES = 2**20
 ROLE_WORDS = {
@@ -49,6 +54,8 @@ def assemble(decision: Decision, found: tuple[Constraint, ...]) -> Plan:
     sizes = problem.mesh.sizes
     reasons = [leaf_reason(decision, i) for i in range(len(graph.leaves))]
     ledger = entries(decision)
+    predicted = _prediction(decision, ledger)
+    timed = tasks(decision, ledger, predicted.optimizer_s)
     return Plan(
         jaxpar_version=__version__,
         topology=Machine(
@@ -62,7 +69,9 @@ def assemble(decision: Decision, found: tuple[Constraint, ...]) -> Plan:
         axes={axis: _axis_note(decision, axis) for axis in sizes},
         model=model_print(*leaf_shapes(graph)),
         batch=_batch(decision),
-        predicted=_prediction(decision, ledger),
+        predicted=replace(
+            predicted, overlapped=_overlapped(decision, timed, predicted)
+        ),
         search=_report(decision),
         notes=decision.notes + idle_notes(decision),
         params=_params(decision, reasons),
@@ -70,6 +79,7 @@ def assemble(decision: Decision, found: tuple[Constraint, ...]) -> Plan:
         activations=_activations(graph, found),
         replicated=_replicated(decision, reasons),
         collectives=tuple(_collective(entry) for entry in ledger),
+        tasks=timed,
     )
 
 
@@ -156,8 +166,8 @@ def _prediction(decision: Decision, ledger: list[Entry]) -> Prediction:
         key = "+".join(entry.collective.axes)
         per_axis[key] = per_axis.get(key, 0.0) + entry.seconds
     communication = sum(per_axis.values())
-    step = decision.solution.objective_s
-    optimizer = max(0.0, step - compute - communication)
+    optimizer = update_seconds(decision)
+    step = compute + communication + optimizer
     flops = sum(op.flops * op.executions for op in problem.graph.operators if op.heavy)
     passes = 3 if problem.training else 1
     peak = problem.chip.flops_per_s(_main_dtype(problem.graph))
@@ -176,6 +186,29 @@ def _prediction(decision: Decision, ledger: list[Entry]) -> Prediction:
             **{name: math.ceil(size) for name, size in vars(memory).items()},
             limit_bytes=problem.mesh.topology.memory_bytes,
         ),
+    )
+
+
+def _overlapped(
+    decision: Decision, timed: tuple[TaskPlan, ...], alone: Prediction
+) -> OverlapPrediction:
+    """What the timeline gives where collectives run beside computation."""
+    found = play(timed)
+    faster = alone.step_s / found.step_s if found.step_s else 1.0
+    mfu = None if alone.mfu is None else alone.mfu * faster
+    heavy = [op for op in decision.problem.graph.operators if op.heavy]
+    work = sum(op.flops * op.executions for op in heavy)
+    again = sum(op.flops * op.executions for op in heavy if op.recomputed)
+    passes = 3 if decision.problem.training else 1
+    extra = again / (passes * work) if work and decision.problem.training else 0.0
+    return OverlapPrediction(
+        step_s=found.step_s,
+        exposed_communication_s=found.exposed_s,
+        mfu=mfu,
+        hfu=None if mfu is None else mfu * (1 + extra),
+        tokens_per_s=None
+        if alone.tokens_per_s is None
+        else alone.tokens_per_s * faster,
     )
 
 

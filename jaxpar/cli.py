@@ -1,4 +1,4 @@
-"""The command line: plan, train, verify, explain, diff, topologies, zoo.
+"""The command line: plan, train, verify, simulate, explain, diff, topologies, zoo.
 
 Exit status: 0 done, 2 bad input, 3 no layout fits, 4 compiled is not as predicted.
 """
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from jaxpar.cli_simulate import simulate as simulate_plan
 from jaxpar.cli_values import limits, machine, simulate, topology_of
 from jaxpar.errors import InfeasibleError, JaxparError, PlanError
 
@@ -22,6 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("simulate")(simulate_plan)
 ModelArgument = Annotated[
     str, typer.Argument(help="zoo:NAME, or file.py:function", metavar="MODEL")
 ]

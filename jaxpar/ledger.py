@@ -24,6 +24,10 @@ class Entry:
         phase: "forward", "backward" or "update".
         where: What it moves.
         reason: Why.
+        operator: Index of the operator that needs it, or that made the terms it adds;
+            None in the update.
+        weight: Whether it moves a parameter or a gradient of one, so that it may run
+            long before or after the operator.
     """
 
     collective: Collective
@@ -32,6 +36,8 @@ class Entry:
     phase: str
     where: str
     reason: str
+    operator: int | None = None
+    weight: bool = False
 
 
 def entries(decision: Decision) -> list[Entry]:
@@ -55,6 +61,17 @@ def compute_seconds(decision: Decision) -> float:
             problem.graph.operators, decision.operators, strict=True
         )
     )
+
+
+def update_seconds(decision: Decision) -> float:
+    """Seconds of the optimizer's traffic with memory."""
+    problem, moved = decision.problem, 0.0
+    for i, leaf in enumerate(problem.graph.leaves):
+        if leaf.trained and problem.training:
+            cost = problem.leaf_cost(i, decision.leaves[i])
+            moved += 2 * cost.parameter_bytes + cost.gradient_bytes
+            moved += 2 * cost.optimizer_bytes
+    return moved / (problem.chip.hbm_bytes_per_s * problem.chip.hbm_efficiency)
 
 
 class _Ledger:
@@ -81,6 +98,9 @@ class _Ledger:
         phase: str,
         where: str,
         reason: str,
+        *,
+        operator: int | None = None,
+        weight: bool = False,
     ) -> Entry:
         price = collective_price(step, self.problem.mesh)
         return Entry(
@@ -90,6 +110,8 @@ class _Ledger:
             phase,
             where,
             reason,
+            operator,
+            weight,
         )
 
     def _of_leaf(self, i: int, strategy: LeafStrategy) -> Iterator[Entry]:
@@ -108,6 +130,8 @@ class _Ledger:
                     "forward",
                     tensor.name,
                     "gathers the parameter to read it",
+                    operator=self._first_reader(leaf.tensor),
+                    weight=True,
                 )
         if leaf.trained and problem.training and strategy.optimizer != strategy.storage:
             for step in problem.rates.steps(strategy.optimizer, (), strategy.storage):
@@ -119,6 +143,18 @@ class _Ledger:
                     tensor.name,
                     "gathers the updated parameter",
                 )
+
+    def _first_reader(self, tensor: int) -> int | None:
+        first = len(self.leaves)
+        readers = (k.reader - first for k in self.problem.links if k.tensor == tensor)
+        return min(readers, default=None)
+
+    def _of_model(self, variable: int) -> bool:
+        """Whether a leaf, or what an operator makes, is a parameter."""
+        first, graph = len(self.leaves), self.problem.graph
+        if variable < first:
+            return graph.leaves[variable].role == "param"
+        return graph.operators[variable - first].parameter_only
 
     def _choice(self, variable: int) -> Strategy | LeafStrategy:
         count = len(self.leaves)
@@ -135,17 +171,34 @@ class _Ledger:
         spec, partial = problem.written(link, writer)
         want, lacks = problem.wanted(link, reader)
         forward, backward = problem.times(link)
-        name = problem.graph.operators[link.reader - len(self.leaves)].name
+        op = link.reader - len(self.leaves)
+        name, weight = problem.graph.operators[op].name, self._of_model(link.writer)
         for step in problem.rates.steps(spec, partial, want):
             why = "adds the terms of a split sum" if partial else f"moved for {name}"
-            yield self._entry(step, tensor.bytes, forward, "forward", tensor.name, why)
+            yield self._entry(
+                step,
+                tensor.bytes,
+                forward,
+                "forward",
+                tensor.name,
+                why,
+                operator=op,
+                weight=weight,
+            )
         if backward:
             gradient = problem.gradient(link, writer)
             share = problem.merged(link) if lacks else 1.0
             for step in problem.rates.steps(want, lacks, gradient):
                 why = f"adds the gradients of {name}" if lacks else "moves back"
                 yield self._entry(
-                    step, tensor.bytes, backward * share, "backward", tensor.name, why
+                    step,
+                    tensor.bytes,
+                    backward * share,
+                    "backward",
+                    tensor.name,
+                    why,
+                    operator=op,
+                    weight=weight,
                 )
 
     def _of_operator(self, i: int, strategy: Strategy) -> Iterator[Entry]:
@@ -159,7 +212,8 @@ class _Ledger:
             for f in reduction.dims:
                 for axis in strategy[f]:
                     cut *= problem.rates.sizes[axis]
-            again = 2 if op.recomputed and not reduction.backward else 1
+            recomputed = op.recomputed and problem.training
+            again = 2 if recomputed and not reduction.backward else 1
             yield self._entry(
                 Collective("all-reduce", axes, 1 / cut),
                 reduction.bytes,
@@ -167,6 +221,7 @@ class _Ledger:
                 "backward" if reduction.backward else "forward",
                 op.name,
                 "adds the terms of a sum inside the operator",
+                operator=i,
             )
         for result in op.results:
             axes = axes_on(result.sums, strategy)
@@ -178,6 +233,7 @@ class _Ledger:
                     "forward",
                     op.name,
                     "adds the terms of a result",
+                    operator=i,
                 )
 
     def _of_update(self) -> Iterator[Entry]:

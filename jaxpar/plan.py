@@ -16,6 +16,7 @@ from jaxpar.errors import PlanError
 from jaxpar.plan_json import codec, dumps, error, member, near, parse
 from jaxpar.plan_parts import (
     COLLECTIVES,
+    MOMENTS,
     PHASES,
     ActivationPlan,
     AxisNote,
@@ -25,10 +26,12 @@ from jaxpar.plan_parts import (
     MemoryPrediction,
     MeshTried,
     ModelPrint,
+    OverlapPrediction,
     ParamPlan,
     Prediction,
     Replication,
     SearchReport,
+    TaskPlan,
 )
 from jaxpar.sharding import Spec
 
@@ -43,12 +46,14 @@ __all__ = [
     "MemoryPrediction",
     "MeshTried",
     "ModelPrint",
+    "OverlapPrediction",
     "ParamPlan",
     "Plan",
     "PlanDiff",
     "Prediction",
     "Replication",
     "SearchReport",
+    "TaskPlan",
     "check",
     "check_model",
     "diff",
@@ -80,6 +85,8 @@ class Plan:
         activations: Constraints by stable name, in the order of the forward pass.
         replicated: By path or name, large tensors that every device holds whole.
         collectives: What the step will communicate.
+        tasks: What takes time in the step, in the order of computation; the simulated
+            timeline plays them.
 
     Raises:
         PlanError: The parts contradict each other (see `check`).
@@ -100,6 +107,7 @@ class Plan:
     activations: Mapping[str, ActivationPlan] = field(default_factory=dict)
     replicated: Mapping[str, Replication] = field(default_factory=dict)
     collectives: tuple[CollectivePlan, ...] = ()
+    tasks: tuple[TaskPlan, ...] = ()
 
     def __post_init__(self):
         check(self)
@@ -221,6 +229,12 @@ def check(plan: Plan) -> None:
         _check_axes(f"{where}.axes", collective.axes, plan.mesh)
         _check_word(f"{where}.kind", collective.kind, COLLECTIVES)
         _check_word(f"{where}.phase", collective.phase, PHASES)
+    for i, task in enumerate(plan.tasks):
+        where = f"tasks[{i}]"
+        _check_axes(f"{where}.axes", task.axes, plan.mesh)
+        _check_word(f"{where}.kind", task.kind, ("compute", *COLLECTIVES))
+        _check_word(f"{where}.phase", task.phase, PHASES)
+        _check_word(f"{where}.when", task.when, MOMENTS)
     for path, param in plan.params.items():
         if param.stage is not None and "pipeline" not in plan.mesh:
             where = member(member("params", path), "stage")

@@ -20,6 +20,7 @@ COLLECTIVES = (
     "collective-permute",
 )
 PHASES = ("forward", "backward", "update")
+MOMENTS = ("here", "before", "after")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +171,26 @@ class MemoryPrediction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OverlapPrediction:
+    """What the simulated timeline expects, where collectives run beside computation.
+
+    Attributes:
+        step_s: The whole step.
+        exposed_communication_s: Per axis, what computation waits for; keys as in
+            `Prediction.communication_s`.
+        mfu: Model FLOPs over peak FLOPs, 0 to 1; None where the peak is unknown.
+        hfu: The same with what is computed twice.
+        tokens_per_s: Tokens of the global batch per second; None without tokens.
+    """
+
+    step_s: float
+    exposed_communication_s: Mapping[str, float]
+    mfu: float | None = None
+    hfu: float | None = None
+    tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """What the cost model expects of one training step.
 
@@ -183,6 +204,7 @@ class Prediction:
         mfu: Model FLOPs over peak FLOPs, 0 to 1; None where the peak is unknown.
         tokens_per_s: Tokens of the global batch per second; None without tokens.
         memory: Peak bytes per device.
+        overlapped: The same with overlap; `step_s` and the search know of none.
     """
 
     step_s: float
@@ -193,6 +215,7 @@ class Prediction:
     mfu: float | None = None
     tokens_per_s: float | None = None
     memory: MemoryPrediction
+    overlapped: OverlapPrediction | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +245,37 @@ class CollectivePlan:
     def total_bytes(self) -> int:
         """Bytes of all executions in one step."""
         return self.bytes * self.executions
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskPlan:
+    """Something that takes time in a step: computation, or collectives of one kind.
+
+    Attributes:
+        name: Of the operator, tensor or parameter.
+        phase: One of `PHASES`.
+        block: Tasks of one block in a row are repeated together.
+        rounds: How often the block runs.
+        seconds: In one round.
+        kind: "compute", or one of `COLLECTIVES`.
+        axes: Mesh axes; () for computation.
+        streams: Classes of links that carry it, such as "ici data" or "network".
+        when: One of `MOMENTS`: computation waits for it where it stands ("here");
+            it may start before, or end after.
+        slack: By how many rounds before or after; from 1 on, "after" means until
+            the update.
+    """
+
+    name: str
+    phase: str
+    block: int = 0
+    rounds: int = 1
+    seconds: float
+    kind: str = "compute"
+    axes: tuple[str, ...] = ()
+    streams: tuple[str, ...] = ()
+    when: str = "here"
+    slack: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -186,6 +186,8 @@ def _step(plan: Plan) -> Table:
         ("optimizer", predicted.optimizer_s, "magenta"),
         ("step", predicted.step_s, "bold"),
     ]
+    if predicted.overlapped is not None:
+        parts.append(("with overlap", predicted.overlapped.step_s, "bold"))
     cells = (
         (name, seconds_text(time_s), _bar(time_s, predicted.step_s, style))
         for name, time_s, style in parts
