@@ -1,11 +1,24 @@
 """Hardware tables in TOML: chips and links of families and of users' machines."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from jaxpar.hardware import Chip, Family, Link, Topology
 from jaxpar.strict_toml import StrictTable
 
+_DTYPES = (
+    "float64",
+    "float32",
+    "bfloat16",
+    "float16",
+    "float8",
+    "float4",
+    "int8",
+    "uint8",
+    "int4",
+    "uint4",
+)
 _LINK_KINDS = ("torus", "switch", "network")
 
 
@@ -77,7 +90,7 @@ def read_family(root: StrictTable) -> Family:
         inner=links[inner] if inner else None,
         inner_size=head.count("inner_size") if inner else 1,
         network=_read_network(root),
-        pod=head.counts("pod"),
+        pod=head.counts("pod") if head.has("pod") else (),
         wrap=head.choice("wrap", ("pod", "cubes", "never")),
         examples=head.texts("examples"),
     )
@@ -90,11 +103,8 @@ def _read_chip(root: StrictTable) -> Chip:
     table = root.child("chip")
     compute, memory = table.child("compute"), table.child("memory")
     peaks = compute.quantities("peak", "flops_per_s")
-    for dtype in ("bfloat16", "float32"):
-        if dtype not in peaks:
-            raise compute.fail("peak", f"lacks {dtype}", "list bfloat16 and float32")
-    hbm_bytes = int(memory.quantity("hbm", "bytes"))
-    usable_bytes = int(memory.quantity("usable", "bytes"))
+    _check_dtypes(compute, peaks)
+    hbm_bytes, usable_bytes = memory.whole_bytes("hbm"), memory.whole_bytes("usable")
     if usable_bytes > hbm_bytes:
         raise memory.fail(
             "usable", f"is {usable_bytes} bytes, more than the {hbm_bytes} of hbm"
@@ -116,6 +126,16 @@ def _read_chip(root: StrictTable) -> Chip:
         merges_partial_sums=table.flag("merges_partial_sums"),
         source=f"{compute.text('source')}; {memory.text('source')}",
     )
+
+
+def _check_dtypes(compute: StrictTable, peaks: Mapping[str, float]) -> None:
+    for dtype in ("bfloat16", "float32"):
+        if dtype not in peaks:
+            raise compute.fail("peak", f"lacks {dtype}", "list bfloat16 and float32")
+    for dtype in peaks:
+        if dtype not in _DTYPES:
+            known = ", ".join(_DTYPES)
+            raise compute.fail("peak", f"lists {dtype!r}", f"dtypes are {known}")
 
 
 def _read_links(root: StrictTable) -> dict[str, Link]:

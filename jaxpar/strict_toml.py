@@ -110,8 +110,10 @@ class StrictTable:
         return value
 
     def counts(self, key: str, entries: int | None = None) -> tuple[int, ...]:
-        """A list of positive integers; of that many, if entries is given."""
+        """A list of positive integers; of that many if entries is given, else some."""
         values = self._list(key, int, "integers")
+        if not values and entries is None:
+            raise self.fail(key, "is an empty list")
         if entries not in (None, len(values)):
             raise self.fail(key, f"has {len(values)} entries; it takes {entries}")
         for i, value in enumerate(values):
@@ -147,6 +149,13 @@ class StrictTable:
             for name, value in values.items()
         }
 
+    def whole_bytes(self, stem: str) -> int:
+        """A size in bytes, of at least one."""
+        size = int(self.quantity(stem, "bytes"))
+        if size < 1:
+            raise self.fail(stem, "is less than one byte")
+        return size
+
     def child(self, key: str) -> "StrictTable":
         """A table within this one."""
         child = StrictTable(self._get(key, dict, "a table"), self.path(key))
@@ -172,9 +181,16 @@ class StrictTable:
     def _get(self, key: str, kind: type | tuple[type, ...], named: str) -> Any:
         self._known.add(key)
         if key not in self._values:
-            raise self.fail(key, "is missing", f"add it; it is {named}")
+            hint = self._misspelt(key) or f"add it; it is {named}"
+            raise self.fail(key, "is missing", hint)
         self._check_type(key, self._values[key], kind, named)
         return self._values[key]
+
+    def _misspelt(self, key: str) -> str:
+        """A hint at a key of the file that may be meant for a missing one."""
+        unread = [found for found in self._values if found not in self._known]
+        near = difflib.get_close_matches(key, unread, n=1)
+        return f"is {self.path(near[0])} meant for it?" if near else ""
 
     def _list(self, key: str, kind: type, named: str) -> tuple[Any, ...]:
         values = self._get(key, list, f"a list of {named}")
@@ -210,9 +226,9 @@ class StrictTable:
         self._known.update(keys or [f"{stem}_{next(iter(units))}"])
         spelt = f"{stem}_ and one of {', '.join(units)}"
         if not keys:
-            raise self.fail(
-                f"{stem}_{next(iter(units))}", "is missing", f"write it as {spelt}"
-            )
+            near = (self._misspelt(f"{stem}_{unit}") for unit in units)
+            hint = next(filter(None, near), f"write it as {spelt}")
+            raise self.fail(f"{stem}_{next(iter(units))}", "is missing", hint)
         if len(keys) > 1:
             raise self.fail(keys[1], f"says again what {keys[0]} says", "keep one")
         unit = keys[0][len(stem) + 1 :]

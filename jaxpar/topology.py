@@ -92,6 +92,12 @@ def load_topology(path: str | Path) -> Topology:
         raise MeshError(
             f"cannot read topology file {path}: {error.strerror}"
         ) from error
+    except UnicodeDecodeError as error:
+        raise MeshError(
+            f"topology file {path} is not UTF-8 text: byte {error.start} is no "
+            "character",
+            hint="save it as UTF-8",
+        ) from error
     return read_topology(StrictTable.parse(text, path.name))
 
 

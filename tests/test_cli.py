@@ -147,3 +147,14 @@ def test_train_trains_on_simulated_devices(tmp_path):
     done = run(*command, "--steps", "5", "--resume", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["first_step"] == 3
+
+
+def test_a_wrong_topology_file_is_one_error(tmp_path):
+    path = tmp_path / "lab.toml"
+    path.write_text('[topology]\nname = "lab"\nslices = 1\nshapes = [8]\n')
+    done = run("plan", "zoo:gpt-tiny", "--topology", str(path))
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: lab.toml: topology.shape is missing",
+        "hint: is lab.toml: topology.shapes meant for it?",
+    ]

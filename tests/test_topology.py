@@ -242,6 +242,24 @@ def test_a_file_of_ones_own(tmp_path):
         ("reduce_scatter = true", "reduce_scatter = 1", "chip.reduce_scatter is 1"),
         ('name = "lab"', 'name = " "', "topology.name is empty"),
         ("[chip]", "[chip", "lab.toml is not valid TOML"),
+        ('name = "lab"', 'name = "lab"\nname = "pod"', "lab.toml is not valid TOML"),
+        ("shape = [4, 2]", "shape = []", "topology.shape is an empty list"),
+        ("shape = [4, 2]", "shape = 8", "topology.shape is 8; it must be a list of"),
+        ("shape = [4, 2]", "shape = [4.0, 2]", "topology.shape[0] is 4.0; it must be"),
+        ("slices = 2", "slices = -2", "topology.slices is -2; it must be positive"),
+        ("[true, false]", '["yes", false]', "topology.wrap[0] is 'yes'; it must be"),
+        ("latency_us = 50", "latency_gb = 50",
+         "network.latency_gb has the unknown unit 'gb'"),
+        ("one_way_gb_per_s = 1\n", "one_way_gb_per_s = nan\n",
+         "network.one_way_gb_per_s is nan; it must be finite"),
+        ("efficiency = 0.5", "efficiency = 0", "links.ring.efficiency is 0"),
+        ("float32 = 50", "float32 = 50, bflot16 = 9",
+         "chip.compute.peak lists 'bflot16'"),
+        ("hbm_gib = 16", "hbm_bytes = 0.5", "chip.memory.hbm is less than one byte"),
+        ('[links.ring]\nkind = "torus"', '[links]\nring = 5\n[rest]\nkind = "torus"',
+         "links.ring is 5; it must be a table"),
+        ('source = "measured"\n\n[chip.memory]', "[chip.memory]",
+         "chip.compute.source is missing"),
     ],
 )  # fmt: skip
 def test_wrong_files(tmp_path, old, new, said):
@@ -249,6 +267,34 @@ def test_wrong_files(tmp_path, old, new, said):
     with pytest.raises(MeshError, match=re.escape(said)) as caught:
         load(tmp_path, FILE.replace(old, new, 1))
     assert "lab.toml" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "missing", "meant"),
+    [
+        ("bandwidth_gb", "bandwith_gb", "chip.memory.bandwidth_bytes_per_s",
+         "chip.memory.bandwith_gb_per_s"),
+        ("[chip.memory]", "[chip.memroy]", "chip.memory", "chip.memroy"),
+        ("kind = \"switch\"", "knid = \"switch\"", "links.board.kind",
+         "links.board.knid"),
+        ("slices = 2", "slice = 2", "topology.slices", "topology.slice"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_key_is_named_beside_the_missing_one(
+    tmp_path, old, new, missing, meant
+):
+    assert old in FILE
+    with pytest.raises(MeshError) as caught:
+        load(tmp_path, FILE.replace(old, new, 1))
+    assert caught.value.message == f"lab.toml: {missing} is missing"
+    assert caught.value.hint == f"is lab.toml: {meant} meant for it?"
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    path = tmp_path / "lab.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(MeshError, match=r"lab.toml is not UTF-8 text: byte 0"):
+        load_topology(path)
 
 
 def test_no_file(tmp_path):
