@@ -15,7 +15,7 @@ _NEEDED = ("model", "loss", "batch")
 _KNOWN = (
     *_NEEDED,
     *("optimizer", "init", "wrt", "mutable", "rules", "pin", "mesh", "memory_bytes"),
-    *("slices", "method", "remat", "pipeline", "microbatches", "seed"),
+    *("zero", "slices", "method", "remat", "pipeline", "microbatches", "seed"),
 )
 
 
