@@ -124,8 +124,7 @@ class _Functions:
             if self.how is not None:
                 keys = nnx.Rngs(jax.random.fold_in(rngs[LOSS_KEY], step))
             value, aux = call_loss(self.user_loss, (module, batch), self.how, keys)
-            nnx.pop(module, nnx.Intermediate)
-            leaves = self.layout.conform(nnx.state(module))
+            leaves = self.layout.conform(_split(module)[1])
         _, model_state, own_rngs = self.layout.split(leaves)
         return value, (check_aux(aux), model_state, rngs | own_rngs)
 
@@ -134,9 +133,8 @@ def _take_apart(module: nnx.Module) -> tuple[Any, Tree, tuple[Any, ...] | None]:
     """Graph, state and arrays of a ready module; no arrays if it is abstract."""
     with user_code("taking the module apart"):
         module = nnx.clone(module)
-        nnx.pop(module, nnx.Intermediate)
         _retype_streams(module, nnx.RngStream, _Stream)
-        graphdef, state = nnx.split(module)
+        graphdef, state = _split(module)
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(state)):
         return graphdef, state, None
     state = _strong(state)
@@ -171,9 +169,7 @@ def _trace_constructor(
                     "not an nnx.Module",
                     hint="model= is a function of nnx.Rngs that returns the module",
                 )
-            nnx.pop(module, nnx.Intermediate)
-            _declare_arrays(module)
-            graphdef, state = nnx.split(module)
+            graphdef, state = _split(module)
         return graphdef, _strong(state)
 
     with no_mesh():
@@ -191,6 +187,25 @@ def _takes_rngs_by_keyword(constructor: Any) -> bool:
     signature = signature_of(function)
     parameter = signature.parameters.get("rngs") if signature else None
     return parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def _split(module: nnx.Module) -> tuple[Any, Tree]:
+    """Graph and state, less what was sown.
+
+    Every walk over the module takes as long as tracing its layers, so the graph of the
+    first one tells whether there is anything to sow out or to declare.
+    """
+    graphdef, state = nnx.split(module)
+    kinds = {getattr(node, "type", object) for node in graphdef.nodes}
+    sown = any(issubclass(kind, nnx.Intermediate) for kind in kinds)
+    static = (getattr(value, "value", None) for _, value in graphdef.attributes)
+    undeclared = any(isinstance(value, Tracer) for value in static)
+    if not sown and not undeclared:
+        return graphdef, state
+    nnx.pop(module, nnx.Intermediate)
+    if undeclared:
+        _declare_arrays(module)
+    return nnx.split(module)
 
 
 def _declare_arrays(module: nnx.Module) -> None:

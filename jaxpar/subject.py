@@ -1,11 +1,12 @@
 """What is planned and applied: a traced, lowered model with its optimizer."""
 
+import gc
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import optax
 from flax import nnx
 
@@ -14,7 +15,7 @@ from jaxpar.errors import ModelError
 from jaxpar.graph import OperatorGraph
 from jaxpar.lower import Lowered, lower
 from jaxpar.model import make_model
-from jaxpar.optimizer_state import optimizer_leaves
+from jaxpar.optimizer_state import StateBytes, state_bytes
 from jaxpar.optimizer_sums import optimizer_sums
 from jaxpar.pins import Wishes, uniform
 from jaxpar.rewrite import Site
@@ -29,13 +30,15 @@ class Subject:
         traced: The loss.
         lowered: Its operator graph.
         optimizer: None for inference.
-        abstract_opt_state: Of the optimizer, or ().
+        state: Bytes of the optimizer's state, by parameter of the graph.
+        folded: Whether repeated blocks share their strategies.
     """
 
     traced: Traced
     lowered: Lowered
     optimizer: optax.GradientTransformation | None
-    abstract_opt_state: Any
+    state: StateBytes
+    folded: bool = True
 
     @property
     def graph(self) -> OperatorGraph:
@@ -44,24 +47,18 @@ class Subject:
 
     def workload(self) -> Workload:
         """Optimizer bytes per parameter byte, by leaf of the graph."""
-        shapes = {p.path: p.shape for p in self.traced.leaves if p.role == "param"}
-        owned: dict[str, float] = {}
-        unowned = 0.0
-        for leaf in optimizer_leaves(self.abstract_opt_state, shapes):
-            size = float(leaf.dtype.itemsize)
-            for n in leaf.shape:
-                size *= n
-            if leaf.parameter is None or not any(d is not None for d in leaf.dims):
-                unowned += size
-            else:
-                owned[leaf.parameter] = owned.get(leaf.parameter, 0.0) + size
-        ratios = {
-            i: sum(owned.get(p, 0.0) for p in leaf.paths)
-            / max(leaf.bytes * len(leaf.paths), 1.0)
+        trained = [
+            (i, leaf)
             for i, leaf in enumerate(self.graph.leaves)
             if leaf.role == "param"
+        ]
+        ratios = {
+            i: owned / max(leaf.bytes * len(leaf.paths), 1.0)
+            for (i, leaf), owned in zip(trained, self.state.owned, strict=True)
         }
-        return Workload(self.optimizer is not None, ratios, unowned, self._sums())
+        return Workload(
+            self.optimizer is not None, ratios, self.state.unowned, self._sums()
+        )
 
     def _sums(self) -> tuple[UpdateSum, ...]:
         if self.optimizer is None:
@@ -88,6 +85,24 @@ class Subject:
         return found
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Puts off the search for cyclic garbage.
+
+    Tracing makes many objects that live on; on every few of them Python would look
+    through all that JAX holds, which takes as long as the tracing itself.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@_no_collection()
 def prepare(
     model: Any,
     optimizer: optax.GradientTransformation | None,
@@ -111,26 +126,33 @@ def prepare(
     size = global_batch_size(traced)
     lowered = lower(traced, size)
     groups = [leaf.paths for leaf in lowered.graph.leaves]
-    if not all(uniform(paths, patterns) for paths in groups):
+    folded = all(uniform(paths, patterns) for paths in groups)
+    if not folded:
         lowered = lower(traced, size, folded=False)
-    return Subject(traced, lowered, optimizer, _opt_state(optimizer, face.abstract[0]))
+    state = _state_bytes(optimizer, face.abstract[0], lowered.graph)
+    return Subject(traced, lowered, optimizer, state, folded)
 
 
-def _opt_state(optimizer: optax.GradientTransformation | None, params: Any) -> Any:
+def relowered(subject: Subject, traced: Traced) -> Subject:
+    """The subject with another form of its loss."""
+    lowered = lower(traced, subject.graph.batch_size, folded=subject.folded)
+    params = traced.model.abstract[0]
+    state = _state_bytes(subject.optimizer, params, lowered.graph)
+    return replace(subject, traced=traced, lowered=lowered, state=state)
+
+
+def _state_bytes(
+    optimizer: optax.GradientTransformation | None, params: Any, graph: OperatorGraph
+) -> StateBytes:
+    groups = [leaf.paths for leaf in graph.leaves if leaf.role == "param"]
     if optimizer is None:
-        return ()
+        return StateBytes((0.0,) * len(groups), 0.0)
     if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
         raise ModelError(
             f"optimizer is {type(optimizer).__name__}, not an optax transformation",
             hint="pass optax.adamw(...), say, or None for inference",
         )
-    try:
-        return jax.eval_shape(optimizer.init, params)
-    except Exception as problem:
-        raise ModelError(
-            f"the optimizer's init fails on the parameters: {problem}",
-            hint="it gets nested dicts of arrays",
-        ) from problem
+    return state_bytes(optimizer, params, groups)
 
 
 def global_batch_size(traced: Traced) -> int:

@@ -10,7 +10,7 @@ import optax
 import pytest
 from optax import contrib
 
-from jaxpar.optimizer_state import optimizer_leaves, optimizer_specs
+from jaxpar.optimizer_state import optimizer_leaves, optimizer_specs, state_bytes
 from jaxpar.pure import named_leaves
 from jaxpar.sharding import Spec, axes_of, fits
 
@@ -175,3 +175,41 @@ def test_parameters_that_are_not_optimized_have_no_state() -> None:
 def test_no_state() -> None:
     assert optimizer_leaves((), {}) == ()
     assert optimizer_specs((), {}) == ()
+
+
+def equal_layers(layers: int = 5) -> Any:
+    """Structs of a few equal layers and one parameter beside them."""
+    kernel = jax.ShapeDtypeStruct((64, 32), jnp.float32)
+    blocks = {i: {"kernel": kernel} for i in range(layers)}
+    return {"blocks": blocks, "head": {"kernel": kernel}}
+
+
+def first_layers_only(params: Any) -> Any:
+    """Nothing is kept for the last two layers."""
+    return jax.tree_util.tree_map_with_path(
+        lambda keys, _: getattr(keys[1], "key", None) not in (3, 4), params
+    )
+
+
+WHOLE_TREE = jax.tree.map(lambda _: True, equal_layers())
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        *OPTIMIZERS.values(),
+        optax.masked(optax.adam(1e-3), first_layers_only),
+        optax.masked(optax.adam(1e-3), WHOLE_TREE),
+        optax.flatten(optax.adam(1e-3)),
+    ],
+)
+def test_state_bytes_are_those_of_the_whole_state(optimizer):
+    params = equal_layers()
+    kernels = tuple(f"blocks/{i}/kernel" for i in range(5))
+    groups = (kernels, ("head/kernel",))
+    found = state_bytes(optimizer, params, groups)
+    state = jax.eval_shape(optimizer.init, params)
+    sizes = [math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state)]
+    assert sum(found.owned) + found.unowned == sum(sizes)
+    apart = state_bytes(optimizer, params, [(p,) for p in (*kernels, "head/kernel")])
+    assert found.owned == (sum(apart.owned[:5]), apart.owned[5])
