@@ -47,6 +47,8 @@ class Chip:
             into a reduce-scatter.
         merges_partial_sums: Whether it adds partial sums before reducing them, so
             that two all-reduces become one.
+        overlaps: Kinds of collectives of weights and gradients that it starts early,
+            or waits for late, so that they run beside computation.
         source: Where the numbers come from.
     """
 
@@ -62,6 +64,7 @@ class Chip:
     layout_tile: tuple[int, int]
     reduce_scatter: bool
     merges_partial_sums: bool
+    overlaps: tuple[str, ...]
     source: str
 
     def flops_per_s(self, dtype: str) -> float:

@@ -19,6 +19,13 @@ _DTYPES = (
     "int4",
     "uint4",
 )
+_OVERLAPPING = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+)
 _LINK_KINDS = ("torus", "switch", "network")
 
 
@@ -124,8 +131,18 @@ def _read_chip(root: StrictTable) -> Chip:
         layout_tile=(layout_rows, layout_columns),
         reduce_scatter=table.flag("reduce_scatter"),
         merges_partial_sums=table.flag("merges_partial_sums"),
+        overlaps=_read_overlaps(table),
         source=f"{compute.text('source')}; {memory.text('source')}",
     )
+
+
+def _read_overlaps(table: StrictTable) -> tuple[str, ...]:
+    kinds = table.texts("overlaps")
+    for i, kind in enumerate(kinds):
+        if kind not in _OVERLAPPING:
+            known = ", ".join(_OVERLAPPING)
+            raise table.fail(f"overlaps[{i}]", f"is {kind!r}", f"kinds are {known}")
+    return kinds
 
 
 def _check_dtypes(compute: StrictTable, peaks: Mapping[str, float]) -> None:

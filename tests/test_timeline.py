@@ -184,16 +184,26 @@ def test_tasks_of_a_plan_add_up_to_its_figures(plans):
         both = predicted.overlapped
         assert both is not None
         assert math.isclose(timeline_of(plan).step_s, both.step_s)
-        assert predicted.compute_s < both.step_s < predicted.step_s
+        assert predicted.compute_s < both.step_s <= predicted.step_s * (1 + 1e-9)
 
 
-def test_what_may_overlap(plans):
-    """Gradients of data parallelism hide behind the backward pass; tensor does not."""
-    data, tensor = plans[False, "data"], plans[False, "data", "tensor"]
-    hidden = timeline_of(data)
-    assert hidden.exposed_s["data"] < hidden.communication_s["data"]
-    waits = timeline_of(tensor)
-    assert waits.exposed_s["tensor"] > 0.9 * waits.communication_s["tensor"]
+def test_what_may_overlap_is_up_to_the_compiler():
+    """On GPUs gradients hide behind the backward pass; on TPUs only gathers do."""
+    given = zoo("gpt-tiny", layers=3, batch=512, d_model=1024, d_ff=4096)
+
+    def played(name, sizes, **options):
+        mesh = on_topology(get_topology(name), sizes)
+        return timeline_of(jaxpar.make_plan(**given, mesh=mesh, **options))
+
+    gpu, tpu = (played(n, {"data": 8}) for n in ("dgx-h100-8", "tpu-v5e-2x4"))
+    assert gpu.exposed_s["data"] < 0.7 * gpu.communication_s["data"]
+    assert tpu.exposed_s["data"] == pytest.approx(tpu.communication_s["data"])
+    fsdp = played("tpu-v5e-2x4", {"fsdp": 8}, zero=3)
+    assert fsdp.exposed_s["fsdp"] < 0.9 * fsdp.communication_s["fsdp"]
+    for name in ("dgx-h100-8", "tpu-v5e-2x4"):
+        tensor = played(name, {"data": 2, "tensor": 4})
+        waits = tensor.exposed_s["tensor"]
+        assert waits > 0.9 * tensor.communication_s["tensor"]
 
 
 def test_faster_links_never_make_a_longer_step(plans):

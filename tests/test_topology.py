@@ -30,6 +30,7 @@ wrap = [true, false]
 name = "Lab chip"
 reduce_scatter = true
 merges_partial_sums = false
+overlaps = ["all-gather"]
 
 [chip.compute]
 peak_tflops_per_s = { bfloat16 = 100, float32 = 50 }
@@ -240,6 +241,8 @@ def test_a_file_of_ones_own(tmp_path):
         ('["ring", "board"]', '["ring"]', "topology.links has 1 entries for 2 dims"),
         ("[true, false]", "[true, true]", "topology.wrap[1] is true, but board is no"),
         ("reduce_scatter = true", "reduce_scatter = 1", "chip.reduce_scatter is 1"),
+        ('"all-gather"', '"gather"', "chip.overlaps[0] is 'gather'"),
+        ('overlaps = ["all-gather"]\n', "", "chip.overlaps is missing"),
         ('name = "lab"', 'name = " "', "topology.name is empty"),
         ("[chip]", "[chip", "lab.toml is not valid TOML"),
         ('name = "lab"', 'name = "lab"\nname = "pod"', "lab.toml is not valid TOML"),

@@ -1,10 +1,11 @@
 """From a decision to the tasks of its step, in the order of computation.
 
 What repeats in the graph, the layers of a model, makes a block that runs in rounds:
-forward in the order of the graph, backward in reverse. A weight may be gathered
-before its block needs it, and gradients be added up while others are computed: within
-one round where the layers are scanned, since a loop waits for all that its body
-started; else from the round before, and until the update.
+forward in the order of the graph, backward in reverse. Where the compiler overlaps
+such collectives, a weight is gathered before its block needs it, and gradients are
+added up while others are computed: within one round where the layers are scanned,
+since a loop waits for all that its body started; else from the round before, and
+until the update. Moves of activations are waited for where they stand.
 """
 
 from collections.abc import Iterator, Sequence
@@ -163,7 +164,7 @@ class _Tasks:
     def task(self, entry: Entry, block: _Block, share: float) -> TaskPlan:
         """The task of a collective; `share` of it falls into this phase."""
         when = "here"
-        if entry.weight:
+        if entry.weight and entry.collective.kind in self.problem.chip.overlaps:
             when = "after" if entry.phase == "backward" else "before"
         axes = entry.collective.axes
         return TaskPlan(
