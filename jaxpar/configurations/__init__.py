@@ -11,6 +11,7 @@ from jaxpar.configurations.kernels import Kernels
 from jaxpar.configurations.layouts import REMAT, Layouts, layouts
 from jaxpar.configurations.memory import Memory
 from jaxpar.configurations.shape import Shape
+from jaxpar.configurations.space import space
 
 __all__ = [
     "KERNELS",
@@ -24,4 +25,5 @@ __all__ = [
     "evaluate",
     "kernels",
     "layouts",
+    "space",
 ]
