@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import optax
@@ -12,16 +13,19 @@ from rich.progress import Progress
 
 from jaxpar.assemble import assemble, leaf_shapes
 from jaxpar.constraints import constraints
+from jaxpar.decision import Decision, Model, Request
 from jaxpar.errors import MeshError, PlanError
 from jaxpar.machine import Target, jax_mesh, target
 from jaxpar.pins import wishes
 from jaxpar.plan import Plan, check_model
 from jaxpar.plan_json import near
-from jaxpar.planner import Decision, Request, plan_graph
+from jaxpar.planner import plan_graph
+from jaxpar.remat_choice import Remat, choices
 from jaxpar.rewrite import Site
 from jaxpar.runtime import Placement, Sharded, build
 from jaxpar.sharding import Spec
 from jaxpar.subject import Subject, prepare
+from jaxpar.variants import under
 
 __all__ = ["apply_plan", "auto_shard", "make_plan"]
 
@@ -42,7 +46,11 @@ class Options:
         memory_bytes: Limit per device; default from the topology.
         slices: Equal groups of devices that only the slow network joins.
         method: Search method: "auto", "elimination", "ilp", "exhaustive", "mcmc".
-        remat: "auto": as the model has it; nothing else in this version.
+        remat: What repeated blocks keep for the backward pass: "none" (all),
+            "selective" (all but what attention cores make), "full" (their input), a
+            list of names of activations; "auto": what the fastest plan that fits in
+            memory keeps; None: as the model has it. What the model itself
+            rematerialises stays as it is.
         pipeline: "auto" or None: no stages in this version.
         microbatches: None: one; nothing else in this version.
         seed: Of randomised search methods.
@@ -69,7 +77,6 @@ class Options:
                 hint="use 0, 1, 2 or 3, or None to leave it to the search",
             )
         for name, known in (
-            ("remat", ("auto", None)),
             ("pipeline", ("auto", None)),
             ("microbatches", (None, 1)),
         ):
@@ -163,6 +170,7 @@ def apply_plan(
     subject = prepare(
         model, optimizer, loss, batch, init=init, wrt=wrt, mutable=mutable
     )
+    subject = under(subject, Remat(plan.remat.level, plan.remat.saved))
     if isinstance(mesh, AbstractMesh):
         _check_axes(plan, dict(mesh.shape))
         return _built(subject, mesh, plan)
@@ -200,18 +208,34 @@ def _planned(
         mutable=options.mutable,
         wanted=wanted,
     )
+    admitted = choices(options.remat)
+    variant = cache(partial(under, subject))
+    first = variant(admitted[0])
+    harder = admitted[1:] if subject.optimizer is not None else ()
     request = Request(
-        graph=subject.graph,
+        graph=first.graph,
         topology=where.topology,
         mesh=where.sizes,
-        workload=subject.workload(),
+        workload=first.workload(),
+        remat=admitted[0],
+        harder=tuple(partial(_model, subject, variant, r) for r in harder),
         wishes=wanted,
         zero=options.zero,
         method=options.method,
         seed=options.seed,
     )
     decision = _searched(request)
-    return subject, where, assemble(decision, constraints(decision))
+    return variant(decision.remat), where, assemble(decision, constraints(decision))
+
+
+def _model(
+    subject: Subject, variant: Callable[[Remat], Subject], remat: Remat
+) -> Model | None:
+    """The model under a choice, if that changes anything."""
+    found = variant(remat)
+    if found is subject:
+        return None
+    return Model(found.graph, found.workload(), remat)
 
 
 def _searched(request: Request) -> Decision:

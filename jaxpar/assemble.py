@@ -20,6 +20,7 @@ from jaxpar.plan import (
     ParamPlan,
     Plan,
     Prediction,
+    RematPlan,
     Replication,
     SearchReport,
     TaskPlan,
@@ -69,6 +70,11 @@ def assemble(decision: Decision, found: tuple[Constraint, ...]) -> Plan:
         axes={axis: _axis_note(decision, axis) for axis in sizes},
         model=model_print(*leaf_shapes(graph)),
         batch=_batch(decision),
+        remat=RematPlan(
+            level=decision.remat.level,
+            saved=decision.remat.saved,
+            reason=decision.remat_reason,
+        ),
         predicted=replace(
             predicted, overlapped=_overlapped(decision, timed, predicted)
         ),
@@ -198,7 +204,7 @@ def _overlapped(
     mfu = None if alone.mfu is None else alone.mfu * faster
     heavy = [op for op in decision.problem.graph.operators if op.heavy]
     work = sum(op.flops * op.executions for op in heavy)
-    again = sum(op.flops * op.executions for op in heavy if op.recomputed)
+    again = sum(op.flops * op.executions for op in heavy if op.replayed)
     passes = 3 if decision.problem.training else 1
     extra = again / (passes * work) if work and decision.problem.training else 0.0
     return OverlapPrediction(

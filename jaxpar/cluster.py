@@ -21,6 +21,7 @@ class Read:
     before: tuple[Address, ...]
     saved: bool
     active: bool
+    replayed: bool
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Cluster:
     Attributes:
         factors: Unified loop indices.
         flops: Of one forward execution.
-        saved: Values inside that the backward pass needs: (factors, bytes).
+        saved: Values inside that the backward pass needs.
+        replayed: Whether a checkpoint runs any of it again.
     """
 
     nodes: list[int]
@@ -47,8 +49,9 @@ class Cluster:
     reads: list[Read] = field(default_factory=list)
     writes: list[Written] = field(default_factory=list)
     reductions: list[Reduction] = field(default_factory=list)
-    saved: list[tuple[tuple[int, ...], float]] = field(default_factory=list)
+    saved: list[Saved] = field(default_factory=list)
     flops: float = 0.0
+    replayed: bool = False
 
     def operator(
         self, name: str, numbers: Mapping[int, int], node: Node, parameter_only: bool
@@ -62,6 +65,7 @@ class Cluster:
                 read.dims,
                 read.lacks,
                 read.saved,
+                read.replayed,
             )
             for read in self.reads
         )
@@ -73,10 +77,11 @@ class Cluster:
             operands,
             results,
             tuple(self.reductions),
-            tuple(Saved(dims, size) for dims, size in self.saved),
+            tuple(self.saved),
             self.flops,
             node.executions,
             equation.recomputed,
+            self.replayed,
             parameter_only,
             any(read.active for read in self.reads),
         )
@@ -115,6 +120,7 @@ class _Building:
     def cluster(self) -> Cluster:
         """Visits every node, then collects what is read from outside."""
         self.found.flops = sum(self.graph.nodes[i].rule.flops for i in self.nodes)
+        self.found.replayed = any(self.graph.nodes[i].replayed for i in self.nodes)
         for i in self.nodes:
             self._writes(i)
         kept = kept_values(self.nodes, self.graph, self.active)
@@ -123,10 +129,11 @@ class _Building:
         for i in self.nodes:
             node = self.graph.nodes[i]
             for slot, tensor in enumerate(node.results):
-                if tensor in kept.inside:
+                named = node.equation.saveable and tensor in self.active
+                if named or tensor in kept.inside:
                     dims = self.unified.dims(i, node.rule.results[slot])
                     size = _bytes(self.graph, tensor)
-                    self.found.saved.append((_present(dims), size))
+                    self.found.saved.append(Saved(_present(dims), size, named))
         return self.found
 
     def _reads(self) -> dict[tuple[int, ...], list[tuple[int, int]]]:
@@ -160,6 +167,7 @@ class _Building:
             tuple(a for j, s in uses for a in self.graph.nodes[j].before[s]),
             any(use in kept.slots for use in uses),
             is_active,
+            any(s in self.graph.nodes[j].reread for j, s in uses),
         )
 
     def _writes(self, i: int) -> None:

@@ -6,7 +6,7 @@ equations: "loop_carry" (loop state), "layer_slice" (the slice of a scanned inpu
 "layer_stack" (a scanned output); branches meet in a "branch_join".
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ class FlatEquation:
         region: Equations of different regions never cluster.
         recomputed: Whether a checkpoint makes it run again in the backward pass.
         looped: Whether it runs inside a scan.
+        saveable: Whether the policy of its checkpoint keeps its results.
     """
 
     primitive: str
@@ -53,6 +54,7 @@ class FlatEquation:
     recomputed: bool = False
     literals: tuple[Any, ...] = ()
     looped: bool = False
+    saveable: bool = False
 
     def before(self, slot: int) -> Address | None:
         """Where a constraint on one operand alone goes."""
@@ -101,6 +103,7 @@ class _Scope:
     region: int = 0
     recomputed: bool = False
     looped: bool = False
+    policy: Callable[..., Any] | None = None
     opaque: Mapping[Any, Address] | None = None
 
 
@@ -176,6 +179,7 @@ class _Walk:
                 scope.recomputed,
                 tuple(_literal(a) for a in eqn.invars if isinstance(a, Literal)),
                 scope.looped,
+                _keeps(scope.policy, eqn),
             )
         )
 
@@ -209,7 +213,8 @@ class _Walk:
         child = replace(scope, path=(*scope.path, (index, key, 0)))
         if name in REMAT:
             self.regions += 1
-            child = replace(child, region=self.regions, recomputed=True)
+            policy = eqn.params.get("policy")
+            child = replace(child, region=self.regions, recomputed=True, policy=policy)
         if name in OPAQUE and scope.opaque is None:
             child = replace(child, opaque=self._boundary(eqn, index, jaxpr, scope))
         inner_env: dict[Any, int] = {v: self.new(c) for v, c in consts}
@@ -346,6 +351,14 @@ def _open(jaxpr: Any) -> tuple[Jaxpr, list[tuple[Any, Any]]]:
         inner = jaxpr.jaxpr
         return inner, [(v, v.aval) for v in inner.constvars]
     return jaxpr, []
+
+
+def _keeps(policy: Callable[..., Any] | None, eqn: Any) -> bool:
+    """Whether a checkpoint's policy keeps (or offloads) what an equation makes."""
+    if policy is None:
+        return False
+    kept = policy(eqn.primitive, *(a.aval for a in eqn.invars), **eqn.params)
+    return bool(kept) and type(kept).__name__ != "RecomputeType"
 
 
 def _literal(atom: Any) -> Any:

@@ -77,12 +77,14 @@ class Operand:
         lacks: Factors of the operator that this operand does not run over: its
             cotangent is a partial sum over the axes that split them.
         saved: Whether the backward pass needs its value.
+        replayed: Whether a checkpoint asks for it again in the backward pass.
     """
 
     uses: tuple[Use, ...]
     dims: Dims
     lacks: tuple[int, ...]
     saved: bool = False
+    replayed: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,17 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Saved:
-    """A value inside a cluster that the backward pass needs."""
+    """A value inside a cluster that the backward pass needs.
+
+    Attributes:
+        dims: Factors that it runs over.
+        bytes: Of the whole value.
+        named: Whether a checkpoint's policy keeps it, block by block.
+    """
 
     dims: tuple[int, ...]
     bytes: float
+    named: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,7 +143,9 @@ class Operator:
         saved: Values inside that the backward pass needs.
         flops: Of one unsharded forward execution.
         executions: How often it runs in one forward pass.
-        recomputed: Whether it runs again in the backward pass (rematerialised).
+        recomputed: Whether it is part of a checkpoint (rematerialised).
+        replayed: Whether it runs again in the backward pass: not all of a checkpoint
+            does.
         parameter_only: Whether it depends on parameters alone.
         active: Whether gradients flow through it.
         weighted: Whether an operand is made of parameters alone.
@@ -151,6 +162,7 @@ class Operator:
     flops: float = 0.0
     executions: int = 1
     recomputed: bool = False
+    replayed: bool = False
     parameter_only: bool = False
     active: bool = True
     weighted: bool = False

@@ -121,7 +121,7 @@ class _Ledger:
         inner = strategy.storage[1:] if leaf.stacked else strategy.storage
         if inner != strategy.compute:
             times = len(leaf.paths) * (leaf.shape[0] if leaf.stacked else 1)
-            twice = 2 if problem.recomputed(leaf.tensor) and problem.training else 1
+            twice = 2 if problem.replayed(leaf.tensor) and problem.training else 1
             for step in problem.rates.steps(inner, (), strategy.compute):
                 yield self._entry(
                     step,
@@ -212,8 +212,8 @@ class _Ledger:
             for f in reduction.dims:
                 for axis in strategy[f]:
                     cut *= problem.rates.sizes[axis]
-            recomputed = op.recomputed and problem.training
-            again = 2 if recomputed and not reduction.backward else 1
+            replayed = op.replayed and problem.training
+            again = 2 if replayed and not reduction.backward else 1
             yield self._entry(
                 Collective("all-reduce", axes, 1 / cut),
                 reduction.bytes,

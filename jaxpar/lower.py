@@ -15,6 +15,7 @@ from jaxpar.flatten import Address, FlatProgram, flatten
 from jaxpar.fold import fold, simplify, unfolded
 from jaxpar.graph import GraphLeaf, Operator, OperatorGraph, Tensor
 from jaxpar.quotient import PSEUDO, Quotient, clusters, quotient
+from jaxpar.replay import mark_replayed
 from jaxpar.rules.rule import has_rule
 from jaxpar.trace import Leaf, Traced
 from jaxpar.views import add_views
@@ -87,6 +88,7 @@ class _Lowering:
             for role in ("model", "data")
         }
         self.active = frozenset(self._reached(trained, floating=True) & self._needed())
+        mark_replayed(graph, self.active)
         from_model = self._reached(by_role["model"])
         from_data = self._reached(by_role["data"])
         self.parameter_only = {

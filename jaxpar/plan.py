@@ -29,10 +29,12 @@ from jaxpar.plan_parts import (
     OverlapPrediction,
     ParamPlan,
     Prediction,
+    RematPlan,
     Replication,
     SearchReport,
     TaskPlan,
 )
+from jaxpar.remat_choice import WORDS
 from jaxpar.sharding import Spec
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "Plan",
     "PlanDiff",
     "Prediction",
+    "RematPlan",
     "Replication",
     "SearchReport",
     "TaskPlan",
@@ -77,6 +80,7 @@ class Plan:
         axes: Notes on axes.
         model: Tells whether a plan belongs to a model.
         batch: Arrays of the global batch by path.
+        remat: What repeated blocks keep for the backward pass.
         predicted: Time and memory.
         search: How the plan was found.
         notes: Warnings: names without effect, dims that did not divide.
@@ -99,6 +103,7 @@ class Plan:
     axes: Mapping[str, AxisNote] = field(default_factory=dict)
     model: ModelPrint
     batch: Mapping[str, BatchPlan]
+    remat: RematPlan = field(default_factory=RematPlan)
     predicted: Prediction
     search: SearchReport
     notes: tuple[str, ...] = ()
@@ -235,6 +240,10 @@ def check(plan: Plan) -> None:
         _check_word(f"{where}.kind", task.kind, ("compute", *COLLECTIVES))
         _check_word(f"{where}.phase", task.phase, PHASES)
         _check_word(f"{where}.when", task.when, MOMENTS)
+    _check_word("remat.level", plan.remat.level, WORDS)
+    if bool(plan.remat.saved) != (plan.remat.level == "named"):
+        found = f"{len(plan.remat.saved)} names with level {plan.remat.level!r}"
+        raise error("remat.saved", found, 'level "named" has names, no other has any')
     for path, param in plan.params.items():
         if param.stage is not None and "pipeline" not in plan.mesh:
             where = member(member("params", path), "stage")
@@ -343,7 +352,7 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
         mesh = (Change("mesh", old["mesh"], new["mesh"]),)
     traffic = _changes("collectives", _traffic(before), _traffic(after))
     return PlanDiff(
-        setup=mesh + changes("topology", "model", "batch"),
+        setup=mesh + changes("topology", "model", "batch", "remat"),
         params=changes("params"),
         specs=changes("state", "activations"),
         collectives=tuple(traffic),

@@ -283,8 +283,28 @@ class MeshTried:
     """A mesh that the search looked at: its best step time, or why it was refused."""
 
     mesh: Mapping[str, int]
+    remat: str | None = None
     objective_s: float | None = None
     refused: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RematPlan:
+    """What repeated blocks keep for the backward pass, and why.
+
+    Attributes:
+        level: "none": all that it reads. "selective": all but what attention cores
+            make. "full": their input. "named": their input and the values in `saved`.
+            "model": as the model has it; what the model itself rematerialises stays
+            as it is under the other levels too.
+        saved: For "named": keys of `activations` of the same model, or names of other
+            values in it.
+        reason: Why.
+    """
+
+    level: str = "model"
+    saved: tuple[str, ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,92 +3,27 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import Any
 
 from jaxpar.cost.memory import Memory, memory_of
-from jaxpar.cost.operators import Workload
 from jaxpar.cost.problem import MeshProblem
+from jaxpar.decision import Decision, Model, Request
 from jaxpar.errors import InfeasibleError, MeshError
-from jaxpar.graph import OperatorGraph
-from jaxpar.hardware import Topology
 from jaxpar.mesh import factorizations, logical_mesh
-from jaxpar.pins import Wishes, activation_pins, check_axes, leaf_pins
+from jaxpar.pins import activation_pins, check_axes, leaf_pins
 from jaxpar.plan import MeshTried
 from jaxpar.refusals import check_roles, refuse_memory
-from jaxpar.search.problem import SearchProblem, Solution, solve
-from jaxpar.strategy import BATCH_ROLES, LeafStrategy, Strategy
+from jaxpar.remat_choice import Remat
+from jaxpar.search.problem import SearchProblem, solve
+from jaxpar.strategy import BATCH_ROLES
 
 SEARCHED_AXES = ("data", "fsdp", "tensor")
 THRESHOLDS = 4
 TIE = 1e-6
 IDLE_SLACK = 0.05
 """Share of repeated work by which a mesh may exceed the least of all meshes."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is to be planned.
-
-    Attributes:
-        graph: The model.
-        topology: The machine; its `memory_bytes` is the limit.
-        mesh: Axis sizes, or None to search them.
-        workload: Training or inference, and optimizer bytes.
-        wishes: Pins and rules.
-        zero: Stage of ZeRO that an fsdp axis is for; None leaves it to the search.
-        method: Search method.
-        seed: Of randomised search methods.
-        progress: Called with (meshes done, meshes in all).
-    """
-
-    graph: OperatorGraph
-    topology: Topology
-    mesh: Mapping[str, int] | None
-    workload: Workload
-    wishes: Wishes = field(default_factory=Wishes)
-    zero: int | None = None
-    method: str = "auto"
-    seed: int = 0
-    progress: Callable[[int, int], None] | None = None
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The best layout found, and how it was found.
-
-    Attributes:
-        problem: The choices and prices of its mesh.
-        search_problem: The tables that were minimised.
-        solution: The search's answer.
-        memory: Bytes per device by class.
-        tried: Every mesh that was looked at.
-        notes: What had no effect, and what did not divide.
-        seconds: Time spent.
-    """
-
-    problem: MeshProblem
-    search_problem: SearchProblem
-    solution: Solution
-    memory: Memory
-    tried: tuple[MeshTried, ...]
-    notes: tuple[str, ...]
-    seconds: float
-
-    @property
-    def leaves(self) -> tuple[LeafStrategy, ...]:
-        """Chosen layouts of the leaves."""
-        choice = self.solution.choice or ()
-        return tuple(
-            found[k] for found, k in zip(self.problem.leaves, choice, strict=False)
-        )
-
-    @property
-    def operators(self) -> tuple[Strategy, ...]:
-        """Chosen strategies of the operators."""
-        choice = (self.solution.choice or ())[len(self.problem.leaves) :]
-        return tuple(
-            found[k] for found, k in zip(self.problem.operators, choice, strict=True)
-        )
+Tried = tuple[tuple[int, ...], Remat]
 
 
 def plan_graph(request: Request) -> Decision:
@@ -103,29 +38,69 @@ def plan_graph(request: Request) -> Decision:
     check_axes(request.wishes, request.mesh or {}, searched=searched)
     if not searched:
         check_roles(request.graph, request.mesh or {})
-    free: list[Decision] = []
-    tried: dict[tuple[int, ...], MeshTried] = {}
-    candidates = _meshes(request)
-    for done, sizes in enumerate(candidates):
-        found = _on_mesh(request, sizes, searched=searched)
-        if request.progress:
-            request.progress(done + 1, len(candidates))
-        if isinstance(found, str):
-            tried[tuple(sizes.values())] = MeshTried(mesh=sizes, refused=found)
-        else:
-            free.append(found)
-    best, refused = _within_memory(request, free, tried)
+    tried: dict[Tried, MeshTried] = {}
+    free, asked = _free(request, tried), {request.remat: request}
+    fastest = min(free, key=_order(free), default=None)
+    limit = request.topology.memory_bytes
+    if fastest is None or fastest.memory.total_bytes > limit:
+        for model in filter(None, (make() for make in request.harder)):
+            again = asked[model.remat] = _under(request, model)
+            free += _free(again, tried)
+    best, refused = _within_memory(asked, free, tried)
     if best is None:
         raise _nothing_found(request, refused, list(tried.values()))
-    final = _renamed(best, request)
-    seconds = time.perf_counter() - started
-    return replace(final, tried=tuple(tried.values()), seconds=seconds)
+    final = _renamed(best, asked[best.remat])
+    return replace(
+        final,
+        tried=tuple(tried.values()),
+        seconds=time.perf_counter() - started,
+        remat_reason=_remat_reason(final, fastest, asked),
+    )
+
+
+def _under(request: Request, model: Model) -> Request:
+    return replace(
+        request, graph=model.graph, workload=model.workload, remat=model.remat
+    )
+
+
+def _free(request: Request, tried: dict[Tried, MeshTried]) -> list[Decision]:
+    """The best layout on every mesh without a memory limit."""
+    found: list[Decision] = []
+    candidates = _meshes(request)
+    for done, sizes in enumerate(candidates):
+        decision = _on_mesh(request, sizes, searched=request.mesh is None)
+        if request.progress:
+            request.progress(done + 1, len(candidates))
+        if isinstance(decision, str):
+            _note(tried, sizes, request.remat, refused=decision)
+        else:
+            found.append(decision)
+    return found
+
+
+def _note(
+    tried: dict[Tried, MeshTried],
+    sizes: Mapping[str, int],
+    remat: Remat,
+    **outcome: Any,
+) -> None:
+    tried[tuple(sizes.values()), remat] = MeshTried(
+        mesh=sizes, remat=remat.level, **outcome
+    )
+
+
+def _order(free: Sequence[Decision]) -> Callable[[Decision], tuple[bool, float]]:
+    """Meshes on which devices repeat each other's work come last."""
+    idle = {id(d): repeated_share(d) for d in free}
+    least = min(idle.values(), default=0.0) + IDLE_SLACK
+    return lambda d: (idle[id(d)] > least, d.solution.objective_s)
 
 
 def _within_memory(
-    request: Request,
+    asked: Mapping[Remat, Request],
     free: Sequence[Decision],
-    tried: dict[tuple[int, ...], MeshTried],
+    tried: dict[Tried, MeshTried],
 ) -> tuple[Decision | None, Decision | None]:
     """The best decision that fits, and the smallest one that does not.
 
@@ -135,24 +110,23 @@ def _within_memory(
     """
     best: Decision | None = None
     refused: Decision | None = None
-    idle = {id(d): repeated_share(d) for d in free}
-    least = min(idle.values(), default=0.0) + IDLE_SLACK
-    for found in sorted(
-        free, key=lambda d: (idle[id(d)] > least, d.solution.objective_s)
-    ):
-        if best is not None and idle[id(found)] > least:
+    order = _order(free)
+    for found in sorted(free, key=order):
+        if best is not None and order(found)[0]:
             break
-        sizes = found.problem.mesh.sizes
-        key, reached = tuple(sizes.values()), found.solution.objective_s
+        request = asked[found.remat]
+        limit = request.topology.memory_bytes
+        place = (found.problem.mesh.sizes, found.remat)
+        reached = found.solution.objective_s
         if best is not None and reached > best.solution.objective_s * (1 + TIE):
-            tried[key] = MeshTried(mesh=sizes, refused="slower even without a limit")
+            _note(tried, *place, refused="slower even without a limit")
             continue
-        bounded = bounded_decision(found, request.topology.memory_bytes, request)
-        if bounded.memory.total_bytes > request.topology.memory_bytes:
-            tried[key] = MeshTried(mesh=sizes, refused=_too_large(bounded))
+        bounded = bounded_decision(found, limit, request)
+        if bounded.memory.total_bytes > limit:
+            _note(tried, *place, refused=_too_large(bounded))
             refused = _smaller(refused, bounded)
             continue
-        tried[key] = MeshTried(mesh=sizes, objective_s=bounded.solution.objective_s)
+        _note(tried, *place, objective_s=bounded.solution.objective_s)
         best = _better(best, bounded)
     return best, refused
 
@@ -237,7 +211,9 @@ def _decide(
     memory = Memory.unknown()
     if solution.choice is not None:
         memory = memory_of(problem, solution.choice)
-    return Decision(problem, tables, solution, memory, (), notes, 0.0)
+    return Decision(
+        problem, tables, solution, memory, (), notes, 0.0, remat=request.remat
+    )
 
 
 def bounded_decision(free: Decision, limit: float, request: Request) -> Decision:
@@ -271,6 +247,25 @@ def _thresholds(problem: MeshProblem, most: float) -> list[float]:
     least = max((float(w.min()) for w in problem.working), default=0.0)
     steps = [most * 0.5**k for k in range(THRESHOLDS - 1)]
     return [*(t for t in steps if t > least), least]
+
+
+def _remat_reason(
+    chosen: Decision, fastest: Decision | None, asked: Mapping[Remat, Request]
+) -> str:
+    """Why blocks keep what they keep."""
+    if len(asked) == 1:
+        need = chosen.memory.total_bytes / 2**30
+        limit = chosen.problem.mesh.topology.memory_bytes / 2**30
+        fits = f"the fastest layout needs {need:.3g} of {limit:.3g} GiB per device"
+        return fits if chosen.remat == Remat("none") else "as asked"
+    if fastest is None:
+        return "the only choice for which there is a layout"
+    slower = chosen.solution.objective_s / fastest.solution.objective_s - 1
+    return (
+        f"with level {fastest.remat.level!r} the fastest layout "
+        f"{_too_large(fastest)}, too much; this is the fastest plan that fits, "
+        f"{slower:.1%} slower than that would be"
+    )
 
 
 def _uneven(batch: int, sizes: Mapping[str, int]) -> str:
@@ -314,7 +309,11 @@ def _nothing_found(
 ) -> InfeasibleError | MeshError:
     if refused is not None:
         return refuse_memory(
-            request.graph, request.topology, refused.memory, refused.problem
+            request.graph,
+            request.topology,
+            refused.memory,
+            refused.problem,
+            refused.remat,
         )
     reasons = "; ".join(dict.fromkeys(str(t.refused) for t in tried[:3]))
     return MeshError(

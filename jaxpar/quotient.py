@@ -7,7 +7,7 @@ run, in the others what the block before them made.
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -36,6 +36,8 @@ class Node:
         before: Per operand slot, all places for a constraint on that use.
         after: Per result, all places for a constraint on the value.
         executions: Of all blocks together, in one forward pass.
+        replayed: Whether a checkpoint runs it again in the backward pass.
+        reread: Operand slots that the backward pass of a checkpoint reads.
     """
 
     equation: FlatEquation
@@ -44,6 +46,8 @@ class Node:
     before: tuple[tuple[Address, ...], ...]
     after: tuple[tuple[Address, ...], ...]
     executions: int
+    replayed: bool = False
+    reread: set[int] = field(default_factory=set)
 
     @property
     def results(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from jaxpar.cost.memory import Memory
 from jaxpar.errors import InfeasibleError, MeshError
 from jaxpar.graph import OperatorGraph
 from jaxpar.hardware import Topology
+from jaxpar.remat_choice import Remat
 
 if TYPE_CHECKING:
     from jaxpar.cost.problem import MeshProblem
@@ -59,7 +60,11 @@ def _no_pipeline(graph: OperatorGraph, size: int) -> MeshError:
 
 
 def refuse_memory(
-    graph: OperatorGraph, topology: Topology, memory: Memory, problem: "MeshProblem"
+    graph: OperatorGraph,
+    topology: Topology,
+    memory: Memory,
+    problem: "MeshProblem",
+    remat: Remat,
 ) -> InfeasibleError:
     """The model does not fit: bytes by class, bytes available, what would fit."""
     limit = topology.memory_bytes
@@ -74,12 +79,16 @@ def refuse_memory(
         f"no layout fits {topology.name}: the smallest one found (mesh {mesh}) needs "
         f"{need} bytes ({_human(need)}) per device, {limit} bytes ({_human(limit)}) "
         f"are available; by class: {classes}",
-        hint=_nearest(memory, limit, graph, topology),
+        hint=_nearest(memory, limit, graph, topology, remat),
     )
 
 
 def _nearest(
-    memory: Memory, limit: float, graph: OperatorGraph, topology: Topology
+    memory: Memory,
+    limit: float,
+    graph: OperatorGraph,
+    topology: Topology,
+    remat: Remat,
 ) -> str:
     """The least change that would make the smallest layout fit."""
     at_rest = (
@@ -94,8 +103,8 @@ def _nearest(
         batch = int(graph.batch_size * (limit - at_rest) / passing)
         if 0 < batch < graph.batch_size:
             changes.append(f"a global batch of about {batch} (now {graph.batch_size})")
-        if memory.residuals_bytes > passing / 2:
-            changes.append("rematerialised layers")
+        if memory.residuals_bytes > passing / 2 and remat.level != "full":
+            changes.append('rematerialised layers (remat="auto")')
     devices = math.ceil(topology.devices * memory.total_bytes / limit)
     changes.append(f"about {devices} devices of this kind (now {topology.devices})")
     changes.append(f"{_human(memory.total_bytes)} of memory per device")

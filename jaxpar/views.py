@@ -82,14 +82,17 @@ def _view(
         if any(u.tensor == t for u in operand.uses)
     )
     dims = tuple(range(len(tensor.shape)))
+    # The move stands where the value is made, and runs again if that does.
+    replayed = writer is not None and writer.replayed
     return Operator(
         f"{tensor.name}:view",
         "view",
         tuple(Factor(_granularity(graph, c)) for c in tensor.classes),
-        (Operand((Use(t, executions),), dims, (), saved),),
+        (Operand((Use(t, executions),), dims, (), saved, replayed),),
         (Result(view, dims),),
         executions=executions,
         recomputed=any(op.recomputed for op in reading),
+        replayed=replayed,
         parameter_only=_is_model(graph, tensor, writer),
         active=tensor.active,
         classes=tensor.classes,

@@ -175,7 +175,7 @@ def test_too_little_memory_is_refused_before_any_compile(monkeypatch):
 
 
 def test_options_of_later_versions_are_refused_not_ignored():
-    for option in ({"remat": "full"}, {"microbatches": 4}, {"pipeline": {"a": 1}}):
+    for option in ({"microbatches": 4}, {"pipeline": {"a": 1}}):
         with pytest.raises(PlanError, match="not supported"):
             mlp_plan(**option)
 

@@ -93,7 +93,7 @@ def _passes(op: Operator, *, training: bool) -> float:
     if training and op.active:
         active = sum(bool(o.lacks) or o.saved for o in op.operands)
         backward = min(BACKWARD, active) if op.heavy else BACKWARD
-    return FORWARD + backward + (1.0 if training and op.recomputed else 0.0)
+    return FORWARD + backward + (1.0 if training and op.replayed else 0.0)
 
 
 def compute_s(
@@ -132,7 +132,7 @@ def reductions_s(
         axes = axes_on(reduction.over, strategy)
         if axes:
             cut = parts(reduction.dims, strategy, rates.sizes)
-            again = 2 if op.recomputed and training and not reduction.backward else 1
+            again = 2 if op.replayed and training and not reduction.backward else 1
             price = rates.all_reduce(axes, 1.0 / cut)
             total += price.seconds(reduction.bytes) * op.executions * again
     return total
@@ -168,7 +168,8 @@ def residual_bytes(
             total += local * (1 if op.recomputed else times)
     for saved in op.saved:
         local = saved.bytes / parts(saved.dims, strategy, sizes)
-        total += local * (1 if op.recomputed else op.executions)
+        once = op.recomputed and not saved.named
+        total += local * (1 if once else op.executions)
     return total
 
 
@@ -221,6 +222,7 @@ def leaf_cost(
     training: bool,
     optimizer_ratio: float,
     recomputed: bool,
+    replayed: bool,
 ) -> LeafCost:
     """Prices storage: gathering to read, the update, and memory at rest.
 
@@ -231,7 +233,8 @@ def leaf_cost(
         chip: The device.
         training: Whether there is a backward pass and an update.
         optimizer_ratio: Optimizer bytes per parameter byte.
-        recomputed: Whether its readers are rematerialised, and gather it twice.
+        recomputed: Whether its readers are rematerialised, and keep it no longer.
+        replayed: Whether they gather it twice.
     """
     count = len(leaf.paths)
     whole = leaf.bytes * count
@@ -241,7 +244,7 @@ def leaf_cost(
     if inner != strategy.compute:
         executions = count * (leaf.shape[0] if leaf.stacked else 1)
         price = rates.move(inner, (), strategy.compute)
-        twice = 2 if recomputed and training else 1
+        twice = 2 if replayed and training else 1
         seconds += (price.rate * whole + price.latency_s * executions) * twice
         gathered = whole / shards(strategy.compute, rates.sizes)
         if recomputed or not training:

@@ -158,6 +158,15 @@ class MeshProblem:
         readers = self.readers.get(tensor, [])
         return bool(readers) and all(op.recomputed for op in readers)
 
+    def replayed(self, tensor: int) -> bool:
+        """Whether readers of a tensor ask for it once more in the backward pass."""
+        return self.recomputed(tensor) and any(
+            operand.replayed
+            for op in self.readers[tensor]
+            for operand in op.operands
+            if any(use.tensor == tensor for use in operand.uses)
+        )
+
     def leaf_cost(self, i: int, strategy: LeafStrategy) -> LeafCost:
         """Price of one leaf under one strategy."""
         leaf = self.graph.leaves[i]
@@ -169,6 +178,7 @@ class MeshProblem:
             training=self.training,
             optimizer_ratio=self.workload.optimizer_bytes.get(i, 0.0),
             recomputed=self.recomputed(leaf.tensor),
+            replayed=self.replayed(leaf.tensor),
         )
 
     def operator_s(self, i: int, strategy: Strategy) -> float:
@@ -222,8 +232,8 @@ class MeshProblem:
 
     def times(self, link: Link) -> tuple[float, float]:
         """Moves forward and backward in one step."""
-        reader = self.graph.operators[link.reader - len(self.graph.leaves)]
-        forward = 2.0 if reader.recomputed and self.training else 1.0
+        again = self.operand(link).replayed and self.training
+        forward = 2.0 if again else 1.0
         tensor = self.graph.tensors[link.tensor]
         backward = 1.0 if self.training and tensor.active else 0.0
         return forward * link.executions, backward * link.executions

@@ -126,7 +126,7 @@ class _Tasks:
 
     def again(self, i: int) -> bool:
         """Whether the backward pass runs an operator once more."""
-        return self.problem.training and self.graph.operators[i].recomputed
+        return self.problem.training and self.graph.operators[i].replayed
 
     def sorted(self, i: int, phase: str) -> tuple[list[Entry], list[Entry]]:
         """Collectives of operands, and of sums inside of the operator."""

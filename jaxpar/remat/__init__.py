@@ -1,0 +1,1 @@
+"""Rematerialisation: which blocks compute their values again in the backward pass."""
