@@ -20,21 +20,29 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from published_gates import gates
-from published_runs import RefusedError, Run, predict, read_run, step_time_runs
+from benchmarks.published_gates import gates
+from benchmarks.published_runs import (
+    RefusedError,
+    Run,
+    distinct,
+    predict,
+    read_run,
+    step_time_runs,
+)
 
 ROWS = Path(__file__).with_name("published_rows.toml")
 
 
 def records(paths: list[str]) -> Iterator[dict]:
     """Runs of some files as records."""
-    if not paths:
-        yield from tomllib.loads(ROWS.read_text(encoding="utf-8"))["run"]
-    for path in paths:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-        if isinstance(content, dict):
+    for path in map(Path, paths or [ROWS]):
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        if "run" in content:
+            yield from content["run"]
+        elif isinstance(content, dict):
             yield from step_time_runs(content)
         else:
             yield from content
@@ -52,6 +60,7 @@ def main() -> None:
             runs.append(read_run(record))
         except RefusedError as why:
             refused[str(why)].append(record["id"])
+    read, runs = len(runs), distinct(runs)
     predicted = predict(runs)
     console = Console(width=150)
     errors = predicted / [run.seconds for run in runs] - 1
@@ -60,6 +69,8 @@ def main() -> None:
     shown = range(len(runs)) if given.all else order[: given.worst]
     print_runs(console, runs, predicted, errors, shown, "all" if given.all else "worst")
     print_gates(console, runs, predicted)
+    if read > len(runs):
+        console.print(f"{read - len(runs)} runs are in the files twice, counted once")
     for why, names in sorted(refused.items()):
         console.print(f"not predicted ({len(names)}): {why}: {', '.join(names)}")
 

@@ -37,6 +37,8 @@ SLICES = {
 
 _EAGER = {"tensor_overlap": 0, "data_overlap": False, "flash": False, "dropout": True}
 _XLA = {"tensor_overlap": 2, "data_overlap": True, "flash": True, "dropout": False}
+_EAGER |= {"tied": True}
+_XLA |= {"whole_batch": True}
 _FSDP = {"tensor_overlap": 0, "data_overlap": True, "flash": True, "dropout": False}
 SOFTWARE: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     # Asynchronous all-reduce in the backward pass came to Megatron-LM after 2104.04473.
@@ -46,7 +48,8 @@ SOFTWARE: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("bigscience", "BLOOM grid", _EAGER),
     ("vTrain", "vTrain", _EAGER),
     ("alpa", "alpa", _EAGER | {"data_overlap": True}),
-    ("2204.02311", "PaLM", _XLA | {"flash": False}),
+    # PaLM reduces gradients between pods after the backward pass (2204.02311, sec. 4).
+    ("2204.02311", "PaLM", _XLA | {"flash": False, "data_overlap": False}),
     ("2112.11446", "Gopher", _XLA | {"flash": False}),
     ("2407.21783", "Llama 3", _FSDP | {"tensor_overlap": 1}),
     ("llm-foundry", "llm-foundry", _FSDP),
@@ -130,6 +133,15 @@ def read_run(record: Mapping[str, Any]) -> Run:
     )
 
 
+def distinct(runs: list[Run]) -> list[Run]:
+    """Runs that several files hold are kept once: same machine, layout and time."""
+    kept = {
+        (run.group, run.shape, tuple(run.columns.values()), f"{run.seconds:.4g}"): run
+        for run in reversed(runs)
+    }
+    return list(reversed(kept.values()))
+
+
 def predict(runs: list[Run]) -> np.ndarray:
     """Predicted seconds of one step of every run."""
     return np.array(
@@ -159,10 +171,9 @@ def step_time_runs(content: Mapping[str, Any]) -> Iterator[dict]:
                     "heads": values["heads"],
                     "kv_heads": values["heads"],
                     "d_ff": 4 * width,
-                    "vocab": 51200,
+                    "vocab": 50257,
                     "seq_len": values["seq_len"],
                     "mlp": "gelu",
-                    "tied": True,
                 },
                 "hardware": {
                     "chip": "A100-80",
@@ -245,7 +256,7 @@ def _shape(model: Mapping[str, Any], software: Mapping, assumed: list[str]) -> S
         vocab=model["vocab"],
         sequence=model["seq_len"],
         gated=gated,
-        tied=bool(model.get("tied")),
+        tied=model.get("tied") or software.get("tied", False),
         flash=software["flash"],
         dropout=software["dropout"],
     )
@@ -323,6 +334,9 @@ def _columns(
     data = int(replicas) // fsdp
     batch = parallel["global_batch"]
     microbatch = parallel.get("microbatch")
+    if software.get("whole_batch"):
+        # Sources count examples per chip, and accumulate no gradients.
+        microbatch = batch / (data * fsdp * pipeline)
     if not microbatch:
         microbatch = 1 if pipeline > 1 else min(1, batch / (data * fsdp))
         assumed.append(f"microbatch {microbatch}")
@@ -367,6 +381,8 @@ def _remat(parallel: Mapping[str, Any], assumed: list[str]) -> int:
     if not named:
         assumed.append("recompute selective")
         return 1
+    if "qkv" in named:
+        return 3
     if not named.startswith("full"):
         assumed.append(f"recompute full for {named!r}")
     return 2

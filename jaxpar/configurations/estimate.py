@@ -13,6 +13,9 @@ from jaxpar.configurations.memory import Memory, memory, stage_layers, stage_par
 from jaxpar.configurations.shape import Numbers, Shape
 from jaxpar.hardware import Topology
 
+_VOCAB_TILE = 128
+"""Implementations pad the vocabulary to a multiple of this on every device."""
+
 _LOSS_BYTES = 52
 """Per logit of an eager cross-entropy: cast to float32, maximum, shift, exponential,
 sum, division forward; scale and cast back backward."""
@@ -113,7 +116,7 @@ def evaluate(
     used = memory(shape, layouts)
     flops = shape.model_flops(layouts.batch)
     again = np.select(
-        [layouts.remat == 2, layouts.remat == 1],
+        [layouts.remat >= 2, layouts.remat == 1],
         [
             (flops - 6.0 * layouts.batch * shape.sequence * shape.embedding_params) / 3,
             shape.layers * shape.attention_flops(layouts.batch),
@@ -137,11 +140,12 @@ def step_seconds(
     block = block_time(shape, layouts, kernels, wires, dtype)
     many, count = layouts.microbatches, _stage(shape, layouts, kernels, block, dtype)
     layers, ends, others = count
-    once = block.forward + block.backward + block.again + block.tensor + block.sequence
     send = _send_s(shape, layouts, wires)
     stages, chunks = layouts.pipeline, layouts.interleave
     fill = (others + (stages - 1) * 2 * send) / chunks
-    fsdp = _fsdp_s(shape, layouts, kernels, wires, once)
+    # Only computation hides what crosses the links.
+    busy = block.forward + block.backward + block.again
+    fsdp = _fsdp_s(shape, layouts, kernels, wires, busy)
     return Seconds(
         compute=many * layers * (block.forward + block.backward),
         recompute=many * layers * block.again,
@@ -149,7 +153,7 @@ def step_seconds(
         tensor=many * layers * block.tensor,
         sequence=many * layers * block.sequence,
         fsdp=fsdp,
-        data=_data_s(shape, layouts, kernels, wires, layers * once),
+        data=_data_s(shape, layouts, kernels, wires, layers * busy),
         pipeline=many * chunks * 2 * send,
         bubble=np.where(stages > 1, fill, 0.0),
         optimizer=np.asarray(_optimizer_s(shape, layouts, kernels)),
@@ -181,7 +185,7 @@ def _ends_s(
 ) -> tuple[Numbers, Numbers]:
     """Embedding, and output layer with loss, of one microbatch, both passes."""
     part = local(shape, layouts)
-    columns = np.ceil(shape.vocab / layouts.tensor)
+    columns = _VOCAB_TILE * np.ceil(shape.vocab / (layouts.tensor * _VOCAB_TILE))
     product = (
         kernels.matmul_s(part.tokens, columns, shape.width, dtype=dtype)
         + kernels.matmul_s(part.tokens, shape.width, columns, dtype=dtype)
@@ -206,7 +210,7 @@ def _send_s(shape: Shape, layouts: Layouts, wires: Links) -> np.ndarray:
 
 
 def _fsdp_s(
-    shape: Shape, layouts: Layouts, kernels: Kernels, wires: Links, once: np.ndarray
+    shape: Shape, layouts: Layouts, kernels: Kernels, wires: Links, busy: np.ndarray
 ) -> np.ndarray:
     """Exposed gathers and scatters of the fsdp axis.
 
@@ -216,29 +220,31 @@ def _fsdp_s(
     """
     params = stage_params(shape, layouts)
     block = shape.layer_params / layouts.tensor
-    passes = 2 + np.where(layouts.remat == 2, 1, 0)
+    passes = 2 + np.where(layouts.remat >= 2, 1, 0)
     gather = passes * wires.fsdp.gather(2.0 * block)
     scatter = wires.fsdp.gather(layouts.grad_bytes * block)
-    exposed = np.maximum(gather + scatter - kernels.hidden * once, 0.0)
+    if "reduce-scatter" in kernels.chip.overlaps:
+        gather, scatter = gather + scatter, 0.0
+    exposed = np.maximum(gather - kernels.hidden * busy, 0.0) + scatter
     layers, _ = stage_layers(shape, layouts)
     outer = 2 * wires.fsdp.gather(2.0 * shape.embedding_params / layouts.tensor)
     third = layouts.microbatches * (layers * exposed + outer)
     scatter = wires.fsdp.gather(layouts.grad_bytes * params)
     back_bytes = np.where(layouts.zero == 0, layouts.grad_bytes, 2)
     gather = wires.fsdp.gather(back_bytes * params)
-    room = np.where(layouts.data_overlap, kernels.hidden * once * layers, 0.0)
+    room = np.where(layouts.data_overlap, kernels.hidden * busy * layers, 0.0)
     plain = np.maximum(scatter + gather - room, 0.0)
     return np.where(layouts.fsdp > 1, np.where(layouts.zero == 3, third, plain), 0.0)
 
 
 def _data_s(
-    shape: Shape, layouts: Layouts, kernels: Kernels, wires: Links, stage: np.ndarray
+    shape: Shape, layouts: Layouts, kernels: Kernels, wires: Links, busy: np.ndarray
 ) -> np.ndarray:
     """Exposed all-reduce of the gradients over replicas, and of a shared embedding."""
     split = np.where(layouts.zero >= 2, layouts.fsdp, 1)
     n_bytes = layouts.grad_bytes * stage_params(shape, layouts) / split
     both = 2 * wires.data.gather(n_bytes)
-    room = np.where(layouts.data_overlap, kernels.hidden * stage * 2 / 3, 0.0)
+    room = np.where(layouts.data_overlap, kernels.hidden * busy * 2 / 3, 0.0)
     exposed = np.where(layouts.data > 1, np.maximum(both - room, 0.0), 0.0)
     table = layouts.grad_bytes * shape.embedding_params / layouts.tensor
     shared = np.asarray(shape.tied) & (layouts.pipeline > 1)

@@ -28,6 +28,7 @@ class Kernels:
         pointwise: Share of the pointwise traffic that fusion leaves.
         gap_s: Device time between two kernels.
         dispatch_s: Host time per operator; 0 where one program holds the step.
+        prunes: Whether recomputation leaves out what no gradient reads.
         hidden: Share of a computation behind which a collective can hide.
         source: Where the numbers come from.
     """
@@ -44,6 +45,7 @@ class Kernels:
     pointwise: float
     gap_s: float
     dispatch_s: float
+    prunes: bool
     hidden: float
     source: str
 

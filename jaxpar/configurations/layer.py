@@ -95,11 +95,37 @@ def block_time(
         + kernels.pointwise * kernels.traffic_s(point_back),
         2 * host,
     )
-    again = np.select([layouts.remat == 2, layouts.remat == 1], [forward, core], 0.0)
-    again = np.where((layouts.remat == 1) & np.asarray(shape.flash), 0.0, again)
+    again = _again(shape, part, layouts, kernels, (forward, core), dtype)
     tensor = _tensor_s(shape, part, layouts, links, (inputs, weights), kernels)
     sequence = _sequence_s(shape, part, layouts, links, core, kernels)
     return BlockTime(forward, backward, again, tensor, sequence)
+
+
+def _again(
+    shape: Shape,
+    part: Local,
+    layouts: Layouts,
+    kernels: Kernels,
+    passes: tuple[Numbers, Numbers],
+    dtype: str,
+) -> np.ndarray:
+    """What the backward pass computes a second time.
+
+    A compiler that sees the whole step leaves out the last product of a block: no
+    gradient reads its result.
+    """
+    forward, core = passes
+    projections, _, _, last = (
+        kernels.matmul_s(part.tokens, columns, contraction, dtype=dtype)
+        for columns, contraction in _matrices(shape, part)
+    )
+    whole = forward - (last if kernels.prunes else 0.0)
+    kept = np.select(
+        [layouts.remat == 1, layouts.remat == 2, layouts.remat == 3],
+        [np.where(shape.flash, 0.0, core), whole, whole - projections],
+        0.0,
+    )
+    return np.asarray(kept)
 
 
 def _products(
@@ -195,20 +221,27 @@ def _tensor_s(
     """
     one = links.tensor.gather(2.0 * part.tokens * shape.width)
     parallel = np.asarray(layouts.sequence_parallel)
-    used = layouts.tensor > 1
-    forward = 4 * one
-    early = np.where(parallel, 2 * one, 0.0)
-    late = 4 * one
-    again = np.where(layouts.remat == 2, forward, 0.0)
+    passes = np.where(layouts.remat >= 2, 2, 1)
+    early, late = np.where(parallel, 2 * one, 0.0), 4 * one
     # Two of the four products are column-parallel; a scatter hides behind the
     # gradient of their weights, a gather behind that of their inputs.
     room = kernels.hidden * (products[1] + np.where(parallel, products[0], 0.0)) / 2
     behind = np.maximum(late - room, 0.0)
-    backward = np.where(layouts.tensor_overlap > 0, early + behind, early + late)
-    both = np.maximum(forward + again - kernels.hidden * products[0], 0.0)
-    ahead = np.where(layouts.tensor_overlap > 1, both, forward + again)
-    backward = np.where(layouts.tensor_overlap > 1, behind, backward)
-    return np.where(used, ahead + backward, 0.0)
+    # Where every product hides its own collectives, those that the compiler starts
+    # early hide; half of them are gathers, half are sums.
+    wide = kernels.hidden * (passes + 1) * products[0]
+    all_kinds = "reduce-scatter" in kernels.chip.overlaps
+    hideable = (2 if all_kinds else 1) * 2 * one * (passes + 1)
+    exposed = np.maximum(hideable - wide, 0.0)
+    rest = 4 * one * (passes + 1) - hideable
+    if kernels.prunes:
+        rest = rest - one * (passes - 1)
+    plain = 4 * passes * one + early
+    return np.select(
+        [layouts.tensor == 1, layouts.tensor_overlap == 0, layouts.tensor_overlap == 1],
+        [0.0, plain + late, plain + behind],
+        exposed + rest,
+    )
 
 
 def _sequence_s(
@@ -222,6 +255,6 @@ def _sequence_s(
     """Exposed moves of keys and values around the sequence axis (ring attention)."""
     whole = 4.0 * part.tokens * layouts.sequence * part.kv_heads * shape.head_dim
     one = links.sequence.gather(whole)
-    passes = 3 + np.where(layouts.remat == 2, 1, 0)
+    passes = 3 + np.where(layouts.remat >= 2, 1, 0)
     exposed = np.maximum(one - kernels.hidden * core, 0.0)
     return np.where(layouts.sequence > 1, passes * exposed, 0.0)

@@ -7,8 +7,9 @@ from numpy.typing import ArrayLike
 
 from jaxpar.errors import MeshError
 
-REMAT = ("none", "selective", "full")
-"""Index: what `Layouts.remat` holds. Selective recomputes the core of attention."""
+REMAT = ("none", "selective", "full", "projections")
+"""Index: what `Layouts.remat` holds. Selective recomputes the core of attention,
+projections all but queries, keys and values."""
 
 AXES = ("pipeline", "data", "fsdp", "sequence", "tensor")
 """Axes of the mesh, outermost first: the order of Megatron-LM's ranks."""
@@ -34,7 +35,8 @@ class Layouts:
         remat: Index into `REMAT`.
         tensor_overlap: Collectives of the tensor axis: 0 exposed, 1 hidden behind
             the products of the backward pass, 2 behind those of both passes.
-        data_overlap: Whether gradients are reduced behind the backward pass.
+        data_overlap: Whether gradients are reduced once a step behind computation;
+            what stage 3 gathers for every block always is.
         split_sends: Whether a stage sends each activation once, split over tensor.
         balanced_ends: Whether embedding and output layer count as a layer each when
             layers are cut into stages.

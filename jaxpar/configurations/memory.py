@@ -67,12 +67,13 @@ def memory(shape: Shape, layouts: Layouts) -> Memory:
     params = stage_params(shape, layouts)
     split = [np.where(layouts.zero >= stage, layouts.fsdp, 1) for stage in (1, 2, 3)]
     block = _block_bytes(shape, part)
+    entry = 2.0 * part.resting * shape.width
     saved = np.select(
-        [layouts.remat == 2, layouts.remat == 1],
-        [2.0 * part.resting * shape.width, block - _core_bytes(shape, part)],
+        [layouts.remat == 1, layouts.remat == 2, layouts.remat == 3],
+        [block - _core_bytes(shape, part), entry, entry + _projected(shape, part)],
         block,
     )
-    live = np.where(layouts.remat == 2, block, 0.0)
+    live = np.where(layouts.remat >= 2, block, 0.0)
     live = np.where(layouts.remat == 1, _core_bytes(shape, part), live)
     gathered = np.where(
         layouts.zero >= 3, 2 * _PARAM_BYTES * shape.layer_params / layouts.tensor, 0
@@ -98,6 +99,11 @@ def _layers_in_flight(shape: Shape, layouts: Layouts) -> np.ndarray:
     most, _ = stage_layers(shape, layouts)
     extra = np.where(chunks > 1, 1 + (stages - 1) / (stages * chunks), 1.0)
     return most * np.minimum(stages * extra, layouts.microbatches)
+
+
+def _projected(shape: Shape, part: Local) -> Numbers:
+    """Queries, keys and values."""
+    return 2.0 * part.tokens * shape.head_dim * (part.heads + 2 * part.kv_heads)
 
 
 def _core_bytes(shape: Shape, part: Local) -> Numbers:

@@ -45,7 +45,9 @@ def space(
         if _divides(shape, sizes):
             rows += _cuts(shape, sizes, batch)
     names = (*AXES, "interleave", "microbatch", "microbatches")
-    columns = dict(zip(names, np.array(rows, int).reshape(-1, len(names)).T, strict=True))
+    columns = dict(
+        zip(names, np.array(rows, int).reshape(-1, len(names)).T, strict=True)
+    )
     grids = np.meshgrid(
         np.arange(len(rows)), *_CHOICES.values(), indexing="ij", sparse=False
     )
