@@ -13,8 +13,9 @@ import json
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -29,8 +30,9 @@ from benchmarks.published_runs import (
     distinct,
     predict,
     read_run,
-    step_time_runs,
 )
+from jaxpar.configurations import evaluate, layouts
+from jaxpar.errors import MeshError
 
 ROWS = Path(__file__).with_name("published_rows.toml")
 
@@ -48,6 +50,45 @@ def records(paths: list[str]) -> Iterator[dict]:
             yield from content
 
 
+def step_time_runs(content: Mapping[str, Any]) -> Iterator[dict]:
+    """Rows of measured step times, as records."""
+    for kind in ("multi", "single"):
+        for i, row in enumerate(content[kind]):
+            values = dict(zip(content["columns"], row, strict=True))
+            width = values["hidden"]
+            yield {
+                "id": f"vtrain-{kind}-{i}",
+                "source": f"vTrain {kind}",
+                "tier": "A",
+                "precision": "fp16",
+                "model": {
+                    "layers": values["layers"],
+                    "d_model": width,
+                    "heads": values["heads"],
+                    "kv_heads": values["heads"],
+                    "d_ff": 4 * width,
+                    "vocab": 50257,
+                    "seq_len": values["seq_len"],
+                    "mlp": "gelu",
+                },
+                "hardware": {
+                    "chip": "A100-80",
+                    "count": values["gpus"],
+                    "nic": "800Gb/s per node",
+                },
+                "parallel": {
+                    "data": values["data"],
+                    "tensor": values["tensor"],
+                    "pipeline": values["pipeline"],
+                    "microbatch": values["micro_batch"],
+                    "global_batch": values["global_batch"],
+                    "recompute": "full",
+                    "zero": 0,
+                },
+                "measured": {"iteration_s": values["iteration_ms"] / 1e3},
+            }
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     options.add_argument("--data", action="append", default=[], help="JSON file")
@@ -58,7 +99,7 @@ def main() -> None:
     for record in records(given.data):
         try:
             runs.append(read_run(record))
-        except RefusedError as why:
+        except (RefusedError, MeshError) as why:
             refused[str(why)].append(record["id"])
     read, runs = len(runs), distinct(runs)
     predicted = predict(runs)
@@ -69,6 +110,7 @@ def main() -> None:
     shown = range(len(runs)) if given.all else order[: given.worst]
     print_runs(console, runs, predicted, errors, shown, "all" if given.all else "worst")
     print_gates(console, runs, predicted)
+    print_memory(console, runs)
     if read > len(runs):
         console.print(f"{read - len(runs)} runs are in the files twice, counted once")
     for why, names in sorted(refused.items()):
@@ -129,6 +171,22 @@ def print_gates(console: Console, runs: list[Run], predicted: np.ndarray) -> Non
             gate.name, str(gate.runs), f"{gate.figure:.2%}", gate.limit, verdict
         )
     console.print(table)
+
+
+def print_memory(console: Console, runs: list[Run]) -> None:
+    """Bytes of the fullest device over the peak that a source gives, by group."""
+    ratios = defaultdict(list)
+    for run in runs:
+        given = run.record["measured"].get("memory") or {}
+        peak = given.get("peak_GB", 0) * 1e9 or given.get("peak_GiB", 0) * 2**30
+        if peak:
+            held = evaluate(run.shape, layouts(**run.columns), run.topology).memory
+            ratios[run.group].append(held.total[0] / peak)
+    for group, found in ratios.items():
+        console.print(
+            f"memory of {len(found)} runs of {group}, predicted over published peak: "
+            f"{min(found):.2f} to {max(found):.2f}, median {np.median(found):.2f}"
+        )
 
 
 if __name__ == "__main__":

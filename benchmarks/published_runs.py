@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,14 +61,12 @@ SOFTWARE: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("Megatron-LM", "Megatron-LM README", _FSDP | {"tensor_overlap": 2}),
     ("levanter", "levanter", _XLA),
 )
-"""What stands in a source, its name, and what software it ran: first match counts."""
+"""What stands in a source, its name, and what software it ran: first match counts.
+Of other sources, TPUs are taken to run as MaxText does and GPUs as Megatron-LM did."""
 
 DTYPES = {"fp16": "bfloat16", "bf16": "bfloat16", "fp8": "float8", "int8": "int8"}
 DEGREES = {"174.6B": 2, "529.6B": 3}
 """Interleaving of 2104.04473 Table 2, which does not state it: assumed."""
-
-_WIDE_GRADIENTS = ("MegaScale's Megatron-LM", "Llama 3", "NeMo", "torchtitan")
-"""Reduce gradients in float32; so does BLOOM in bf16."""
 
 
 class RefusedError(Exception):
@@ -154,67 +152,31 @@ def predict(runs: list[Run]) -> np.ndarray:
     )
 
 
-def step_time_runs(content: Mapping[str, Any]) -> Iterator[dict]:
-    """Rows of measured step times, as records."""
-    for kind in ("multi", "single"):
-        for i, row in enumerate(content[kind]):
-            values = dict(zip(content["columns"], row, strict=True))
-            width = values["hidden"]
-            yield {
-                "id": f"vtrain-{kind}-{i}",
-                "source": f"vTrain {kind}",
-                "tier": "A",
-                "precision": "fp16",
-                "model": {
-                    "layers": values["layers"],
-                    "d_model": width,
-                    "heads": values["heads"],
-                    "kv_heads": values["heads"],
-                    "d_ff": 4 * width,
-                    "vocab": 50257,
-                    "seq_len": values["seq_len"],
-                    "mlp": "gelu",
-                },
-                "hardware": {
-                    "chip": "A100-80",
-                    "count": values["gpus"],
-                    "nic": "800Gb/s per node",
-                },
-                "parallel": {
-                    "data": values["data"],
-                    "tensor": values["tensor"],
-                    "pipeline": values["pipeline"],
-                    "microbatch": values["micro_batch"],
-                    "global_batch": values["global_batch"],
-                    "recompute": "full",
-                    "zero": 0,
-                },
-                "measured": {"iteration_s": values["iteration_ms"] / 1e3},
-            }
-
-
 def _check(record: Mapping[str, Any]) -> None:
     """Refuses what cannot be expressed."""
     model, hardware, parallel = (record[k] for k in ("model", "hardware", "parallel"))
-    if record["tier"] == "M":
-        raise RefusedError("memory only, no step time")
-    if (model.get("experts") or 1) > 1 or (parallel.get("expert") or 1) > 1:
-        raise RefusedError("mixture of experts")
     special = str(model.get("note") or "") + str(model.get("attention") or "")
-    for word in ("sliding", "local", "MLA"):
-        if word in special:
-            raise RefusedError(f"attention is not plain ({word})")
-    missing = [k for k in _NEEDED if not model.get(k)]
-    if missing:
-        raise RefusedError(f"the source does not give {', '.join(missing)}")
-    if hardware["chip"] not in FAMILIES:
-        raise RefusedError(f"no constants for chip {hardware['chip']}")
-    if not isinstance(hardware.get("count"), int):
-        raise RefusedError("the source does not give the number of chips")
-    if not parallel.get("global_batch"):
-        raise RefusedError("the source does not give the batch")
-    if not any(record["measured"].get(k) for k in _TIMES):
-        raise RefusedError("the source gives no time or rate")
+    special = ", ".join(w for w in ("sliding", "local", "MLA") if w in special)
+    missing = ", ".join(k for k in _NEEDED if not model.get(k))
+    experts = (model.get("experts"), parallel.get("expert"))
+    reasons = {
+        "memory only, no step time": record["tier"] == "M",
+        "mixture of experts": any((n or 1) > 1 for n in experts),
+        f"attention is not plain ({special})": special,
+        f"the source does not give {missing}": missing,
+        f"products in {record['precision']}": record["precision"] not in DTYPES,
+        f"no constants for chip {hardware['chip']}": hardware["chip"] not in FAMILIES,
+        "the source does not give the number of chips": not isinstance(
+            hardware.get("count"), int
+        ),
+        "the source does not give the batch": not parallel.get("global_batch"),
+        "the source gives no time or rate": not any(
+            record["measured"].get(k) for k in _TIMES
+        ),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise RefusedError(reason)
 
 
 _NEEDED = ("layers", "d_model", "heads", "d_ff", "vocab", "seq_len")
@@ -226,7 +188,8 @@ def _software(record: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     for word, name, software in SOFTWARE:
         if word.lower() in source.lower():
             return name + _part(word, source, record["parallel"]), software
-    raise RefusedError(f"no software is known for source {record['source']}")
+    tpu = record["hardware"]["chip"].startswith("TPU")
+    return f"other: {source[:24]}", _XLA if tpu else _EAGER
 
 
 def _part(word: str, source: str, parallel: Mapping[str, Any]) -> str:
@@ -242,7 +205,8 @@ def _part(word: str, source: str, parallel: Mapping[str, Any]) -> str:
 
 def _shape(model: Mapping[str, Any], software: Mapping, assumed: list[str]) -> Shape:
     heads = model["heads"]
-    kind = model.get("mlp")
+    kind = str(model.get("mlp") or "")
+    kind = "" if " or " in kind else kind
     gated = "swiglu" in kind if kind else _gated(model)
     if not kind:
         assumed.append("gated" if gated else "not gated")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.published import ROWS, records
-from benchmarks.published_gates import gates
-from benchmarks.published_runs import predict, read_run
+from benchmarks.published_gates import CHOSEN_ON, gates
+from benchmarks.published_runs import RefusedError, predict, read_run
 from jaxpar.configurations import Shape, evaluate, kernels, layouts, space
 from jaxpar.errors import MeshError
 from jaxpar.topology import get_topology
@@ -195,6 +195,27 @@ def test_errors_say_what_to_do():
         evaluate(GPT_22B, layouts(tensor=16), NODE)
     with pytest.raises(MeshError, match="kernels of 'cpu' are not known"):
         evaluate(GPT_22B, layouts(data=8), get_topology("cpu-8"))
+
+
+def test_chips_keep_to_the_rows_they_were_chosen_on():
+    runs = [read_run(record) for record in records([str(ROWS)])]
+    chosen = [run for run in runs if run.name in CHOSEN_ON]
+    seconds = [run.seconds for run in chosen]
+    np.testing.assert_allclose(predict(chosen), seconds, rtol=0.01)
+
+
+def test_runs_that_cannot_be_expressed_say_why():
+    record = next(records([str(ROWS)]))
+    for part, key, value, why in (
+        ("model", "experts", 8, "mixture of experts"),
+        ("model", "vocab", None, "does not give vocab"),
+        ("hardware", "chip", "V100", "no constants for chip V100"),
+        ("parallel", "global_batch", None, "does not give the batch"),
+        ("measured", "iteration_s", None, "no time or rate"),
+    ):
+        changed = record | {part: record[part] | {key: value}}
+        with pytest.raises(RefusedError, match=why):
+            read_run(changed)
 
 
 def test_rows_of_papers_keep_their_gates():
