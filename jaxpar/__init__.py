@@ -9,6 +9,7 @@ _WHERE = {
     "auto_shard": "jaxpar.api",
     "make_plan": "jaxpar.api",
     "apply_plan": "jaxpar.api",
+    "pareto": "jaxpar.api",
     "Plan": "jaxpar.plan",
     "load_plan": "jaxpar.plan",
     "topologies": "jaxpar.topology",

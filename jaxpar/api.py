@@ -15,6 +15,7 @@ from jaxpar.assemble import assemble, leaf_shapes
 from jaxpar.constraints import constraints
 from jaxpar.decision import Decision, Model, Request
 from jaxpar.errors import MeshError, PlanError
+from jaxpar.front import ParetoPoint, pareto_front
 from jaxpar.machine import Target, jax_mesh, target
 from jaxpar.pins import wishes
 from jaxpar.plan import Plan, check_model
@@ -27,7 +28,7 @@ from jaxpar.sharding import Spec
 from jaxpar.subject import Subject, prepare
 from jaxpar.variants import under
 
-__all__ = ["apply_plan", "auto_shard", "make_plan"]
+__all__ = ["apply_plan", "auto_shard", "make_plan", "pareto"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +197,20 @@ def _planned(
     mesh: Any,
     options: Options,
 ) -> tuple[Subject, Target, Plan]:
+    request, variant, where = _request(model, optimizer, loss, batch, mesh, options)
+    decision = _searched(request)
+    return variant(decision.remat), where, assemble(decision, constraints(decision))
+
+
+def _request(
+    model: Any,
+    optimizer: optax.GradientTransformation | None,
+    loss: Callable[..., Any],
+    batch: Any,
+    mesh: Any,
+    options: Options,
+) -> tuple[Request, Callable[[Remat], Subject], Target]:
+    """What the planner is asked, and the subject under each level that it may take."""
     where = target(mesh, slices=options.slices, memory_bytes=options.memory_bytes)
     wanted = wishes(options.pin, options.rules)
     subject = prepare(
@@ -208,7 +223,8 @@ def _planned(
         mutable=options.mutable,
         wanted=wanted,
     )
-    admitted = choices(options.remat)
+    own = any(op.recomputed for op in subject.graph.operators)
+    admitted = choices(options.remat, own=own)
     variant = cache(partial(under, subject))
     first = variant(admitted[0])
     harder = admitted[1:] if subject.optimizer is not None else ()
@@ -224,8 +240,7 @@ def _planned(
         method=options.method,
         seed=options.seed,
     )
-    decision = _searched(request)
-    return variant(decision.remat), where, assemble(decision, constraints(decision))
+    return request, variant, where
 
 
 def _model(
@@ -250,6 +265,39 @@ def _searched(request: Request) -> Decision:
             bar.update(task, completed=done, total=total)
 
         return plan_graph(replace(request, progress=show))
+
+
+def pareto(
+    model: Any,
+    optimizer: optax.GradientTransformation | None,
+    loss: Callable[..., Any],
+    batch: Any,
+    mesh: Any = None,
+    *,
+    points: int = 12,
+    **options: Any,
+) -> tuple[ParetoPoint, ...]:
+    """Memory against time: the fastest plan under every limit that changes it.
+
+    Takes the arguments of `make_plan`. The memory limit only marks what fits.
+
+    Args:
+        model: As in `make_plan`, like the next four.
+        optimizer: As in `make_plan`.
+        loss: As in `make_plan`.
+        batch: As in `make_plan`.
+        mesh: As in `make_plan`.
+        points: At most so many.
+        **options: As in `make_plan`.
+
+    Returns:
+        From the fastest plan to the smallest.
+
+    Raises:
+        ModelError, MeshError, RuleError, PlanError: as `make_plan`.
+    """
+    asked = _request(model, optimizer, loss, batch, mesh, Options(**options))[0]
+    return pareto_front(asked, points)
 
 
 def _applied(subject: Subject, where: Target, plan: Plan) -> Sharded:

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from jaxpar.cli_simulate import simulate as simulate_plan
-from jaxpar.cli_values import limits, machine, simulate, topology_of
+from jaxpar.cli_values import limits, machine, remat_of, simulate, topology_of
 from jaxpar.errors import InfeasibleError, JaxparError, PlanError
 
 app = typer.Typer(
@@ -50,6 +50,13 @@ ZeroOption = Annotated[
 MemoryOption = Annotated[
     str | None, typer.Option(help="Limit per device, as 16GiB; else the topology's")
 ]
+RematOption = Annotated[
+    str | None,
+    typer.Option(
+        help="auto, none, selective, full, model (as it has it), or names of "
+        "activations to keep, with commas between them",
+    ),
+]
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan made before")]
 ResumeOption = Annotated[bool, typer.Option(help="Go on from the newest checkpoint")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, nothing else")]
@@ -65,7 +72,11 @@ def plan(
     pin: PinOption = None,
     memory: MemoryOption = None,
     zero: ZeroOption = None,
+    remat: RematOption = None,
     method: Annotated[str, typer.Option(help="Search method")] = "auto",
+    pareto: Annotated[
+        bool, typer.Option(help="Memory against time, in place of one plan")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the plan file here")] = None,
     verbose: Annotated[bool, typer.Option(help="All rows, with reasons")] = False,
     as_json: JsonOption = False,
@@ -76,9 +87,14 @@ def plan(
     from jaxpar.zoo import load_model
 
     given = load_model(model, batch=batch, seq=seq)
+    wishes = limits(given, pin, memory) | remat_of(given, remat)
+    given |= {"mesh": machine(topology, mesh) or given.get("mesh")}
+    if pareto:
+        _front(given | wishes | {"zero": zero, "method": method}, as_json=as_json)
+        return
     made = jaxpar.make_plan(
-        **given | {"mesh": machine(topology, mesh) or given.get("mesh")},
-        **limits(given, pin, memory),
+        **given,
+        **wishes,
         zero=zero,
         method=method,
     )
@@ -90,6 +106,17 @@ def plan(
         print_plan(made, Console(), verbose=verbose)
 
 
+def _front(arguments: dict[str, Any], *, as_json: bool) -> None:
+    import jaxpar
+    from jaxpar.report.front import print_front
+
+    points = jaxpar.pareto(**arguments)
+    if as_json:
+        print(json.dumps([point.to_json() for point in points], indent=1))
+    else:
+        print_front(points, Console())
+
+
 @app.command()
 def train(
     model: ModelArgument,
@@ -99,6 +126,7 @@ def train(
     seq: SeqOption = None,
     pin: PinOption = None,
     memory: MemoryOption = None,
+    remat: RematOption = None,
     steps: Annotated[int, typer.Option(help="Steps in all")] = 100,
     plan_file: PlanOption = None,
     checkpoint: Annotated[
@@ -120,7 +148,8 @@ def train(
     given = load_model(model, batch=batch, seq=seq)
     console = Console(stderr=as_json)
     given["mesh"] = machine(topology, mesh) or given.get("mesh")
-    sharded = _sharded(given, limits(given, pin, memory), plan_file)
+    wishes = limits(given, pin, memory) | remat_of(given, remat)
+    sharded = _sharded(given, wishes, plan_file)
     print_plan(sharded.plan, console)
     done = run(
         sharded,
@@ -158,6 +187,7 @@ def verify(
     pin: PinOption = None,
     memory: MemoryOption = None,
     zero: ZeroOption = None,
+    remat: RematOption = None,
     plan_file: PlanOption = None,
     backend: Annotated[str, typer.Option(help="cpu or tpu")] = "cpu",
     tier: Annotated[
@@ -177,7 +207,7 @@ def verify(
     from jaxpar.zoo import load_model
 
     given = load_model(model, batch=batch, seq=seq)
-    wishes = limits(given, pin, memory) | {"zero": zero}
+    wishes = limits(given, pin, memory) | remat_of(given, remat) | {"zero": zero}
     made = _plan(given, topology, mesh, wishes, plan_file)
     if backend == "cpu":
         jax.config.update("jax_num_cpu_devices", math.prod(made.mesh.values()))

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from jaxpar.errors import MeshError, PlanError
+from jaxpar.remat_choice import LEVELS
 
 
 def machine(topology: str | None, mesh: str | None) -> Any:
@@ -51,6 +52,17 @@ def limits(
         found["memory_bytes"] = _bytes(memory)
         given.pop("memory_bytes", None)
     return found
+
+
+def remat_of(given: dict[str, Any], text: str | None) -> dict[str, Any]:
+    """Rematerialisation as an argument; takes the model's own out of `given`."""
+    if text is None:
+        return {}
+    given.pop("remat", None)
+    if text == "model":
+        return {"remat": None}
+    is_word = text == "auto" or text in LEVELS
+    return {"remat": text if is_word else [name for name in text.split(",") if name]}
 
 
 def _pin(text: str) -> tuple[str, tuple[tuple[str, ...], ...]]:

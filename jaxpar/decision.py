@@ -97,3 +97,27 @@ class Decision:
         return tuple(
             found[k] for found, k in zip(self.problem.operators, choice, strict=True)
         )
+
+
+def remat_reason(chosen: Decision, fastest: Decision | None, levels: int) -> str:
+    """Why blocks keep what they keep.
+
+    Args:
+        chosen: The plan.
+        fastest: The fastest layout of the first level, whatever memory it needs.
+        levels: How many were tried.
+    """
+    if levels == 1:
+        need = chosen.memory.total_bytes / 2**30
+        limit = chosen.problem.mesh.topology.memory_bytes / 2**30
+        fits = f"the plan needs {need:.3g} of {limit:.3g} GiB per device"
+        keeping = chosen.remat.level in ("none", "model")
+        return fits if keeping else "as asked"
+    if fastest is None:
+        return "the only choice for which there is a layout"
+    slower = chosen.solution.objective_s / fastest.solution.objective_s - 1
+    return (
+        f"with level {fastest.remat.level!r} the fastest layout needs "
+        f"{fastest.memory.total_bytes / 2**30:.3g} GiB per device, too much; this is "
+        f"the fastest plan that fits, {slower:.1%} slower than that would be"
+    )

@@ -3,26 +3,25 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxpar.cost.memory import Memory, memory_of
 from jaxpar.cost.problem import MeshProblem
-from jaxpar.decision import Decision, Model, Request
+from jaxpar.decision import Decision, Model, Request, remat_reason
 from jaxpar.errors import InfeasibleError, MeshError
+from jaxpar.limited import bounded_decision, decide
 from jaxpar.mesh import factorizations, logical_mesh
 from jaxpar.pins import activation_pins, check_axes, leaf_pins
 from jaxpar.plan import MeshTried
 from jaxpar.refusals import check_roles, refuse_memory
 from jaxpar.remat_choice import Remat
-from jaxpar.search.problem import SearchProblem, solve
 from jaxpar.strategy import BATCH_ROLES
 
 SEARCHED_AXES = ("data", "fsdp", "tensor")
-THRESHOLDS = 4
 TIE = 1e-6
 IDLE_SLACK = 0.05
 """Share of repeated work by which a mesh may exceed the least of all meshes."""
+_SLOW = "slower even without a limit"
 Tried = tuple[tuple[int, ...], Remat]
 
 
@@ -34,28 +33,99 @@ def plan_graph(request: Request) -> Decision:
         InfeasibleError: if no layout fits the memory limit on any mesh.
     """
     started = time.perf_counter()
-    searched = request.mesh is None
-    check_axes(request.wishes, request.mesh or {}, searched=searched)
-    if not searched:
-        check_roles(request.graph, request.mesh or {})
-    tried: dict[Tried, MeshTried] = {}
-    free, asked = _free(request, tried), {request.remat: request}
-    fastest = min(free, key=_order(free), default=None)
-    limit = request.topology.memory_bytes
+    candidates = _candidates(request)
+    tried, limit = candidates.tried, request.topology.memory_bytes
+    fastest = candidates.fastest
+    best, refused = _within_memory(candidates, limit)
     if fastest is None or fastest.memory.total_bytes > limit:
-        for model in filter(None, (make() for make in request.harder)):
-            again = asked[model.remat] = _under(request, model)
-            free += _free(again, tried)
-    best, refused = _within_memory(asked, free, tried)
+        if any([_add(candidates, request, make, best) for make in request.harder]):
+            best, refused = _within_memory(candidates, limit)
     if best is None:
         raise _nothing_found(request, refused, list(tried.values()))
-    final = _renamed(best, asked[best.remat])
+    final = _renamed(best, candidates.asked[best.remat])
     return replace(
         final,
         tried=tuple(tried.values()),
         seconds=time.perf_counter() - started,
-        remat_reason=_remat_reason(final, fastest, asked),
+        remat_reason=remat_reason(final, fastest, len(candidates.asked)),
     )
+
+
+@dataclass
+class Candidates:
+    """The best layout of every mesh and level, whatever memory it needs.
+
+    Attributes:
+        asked: What was to be planned, by level.
+        free: The layouts.
+        tried: What became of each mesh and level.
+        bounded: (id of a layout, limit) -> the layout that fits in its place.
+    """
+
+    asked: dict[Remat, Request]
+    free: list[Decision]
+    tried: dict[Tried, MeshTried] = field(default_factory=dict)
+    bounded: dict[tuple[int, float], Decision] = field(default_factory=dict)
+
+    @property
+    def fastest(self) -> Decision | None:
+        """The fastest one."""
+        return min(self.free, key=_order(self.free), default=None)
+
+
+def all_candidates(request: Request) -> Candidates:
+    """The best layouts on all meshes, under all levels of rematerialisation.
+
+    Raises:
+        MeshError: as `plan_graph`; also if there is no layout at all.
+    """
+    found = _candidates(request)
+    for make in request.harder:
+        _add(found, request, make, None)
+    if not found.free:
+        raise _nothing_found(request, None, list(found.tried.values()))
+    return found
+
+
+def fastest_within(candidates: Candidates, limit: float) -> Decision | None:
+    """The fastest layout that needs no more bytes than the limit."""
+    return _within_memory(candidates, limit)[0]
+
+
+def _candidates(request: Request) -> Candidates:
+    searched = request.mesh is None
+    check_axes(request.wishes, request.mesh or {}, searched=searched)
+    if not searched:
+        check_roles(request.graph, request.mesh or {})
+    found = Candidates({request.remat: request}, [])
+    found.free += _free(request, found.tried, _meshes(request))
+    return found
+
+
+def _add(
+    found: Candidates,
+    request: Request,
+    make: Callable[[], Model | None],
+    best: Decision | None,
+) -> bool:
+    """Adds a level, but for meshes that are too slow even when they keep more."""
+    model = make()
+    if model is None:
+        return False
+    slow: list[Mapping[str, int]] = []
+    if best is not None and not _order(found.free)(best)[0]:
+        most = best.solution.objective_s * (1 + TIE)
+        slow = [
+            d.problem.mesh.sizes
+            for d in found.free
+            if d.remat == request.remat and d.solution.objective_s > most
+        ]
+    again = found.asked[model.remat] = _under(request, model)
+    for sizes in slow:
+        _note(found.tried, sizes, model.remat, refused=_SLOW)
+    left = [sizes for sizes in _meshes(again) if sizes not in slow]
+    found.free += _free(again, found.tried, left)
+    return True
 
 
 def _under(request: Request, model: Model) -> Request:
@@ -64,14 +134,17 @@ def _under(request: Request, model: Model) -> Request:
     )
 
 
-def _free(request: Request, tried: dict[Tried, MeshTried]) -> list[Decision]:
+def _free(
+    request: Request,
+    tried: dict[Tried, MeshTried],
+    meshes: Sequence[Mapping[str, int]],
+) -> list[Decision]:
     """The best layout on every mesh without a memory limit."""
     found: list[Decision] = []
-    candidates = _meshes(request)
-    for done, sizes in enumerate(candidates):
+    for done, sizes in enumerate(meshes):
         decision = _on_mesh(request, sizes, searched=request.mesh is None)
         if request.progress:
-            request.progress(done + 1, len(candidates))
+            request.progress(done + 1, len(meshes))
         if isinstance(decision, str):
             _note(tried, sizes, request.remat, refused=decision)
         else:
@@ -92,15 +165,12 @@ def _note(
 
 def _order(free: Sequence[Decision]) -> Callable[[Decision], tuple[bool, float]]:
     """Meshes on which devices repeat each other's work come last."""
-    idle = {id(d): repeated_share(d) for d in free}
-    least = min(idle.values(), default=0.0) + IDLE_SLACK
-    return lambda d: (idle[id(d)] > least, d.solution.objective_s)
+    least = min(map(repeated_share, free), default=0.0) + IDLE_SLACK
+    return lambda d: (repeated_share(d) > least, d.solution.objective_s)
 
 
 def _within_memory(
-    asked: Mapping[Remat, Request],
-    free: Sequence[Decision],
-    tried: dict[Tried, MeshTried],
+    candidates: Candidates, limit: float
 ) -> tuple[Decision | None, Decision | None]:
     """The best decision that fits, and the smallest one that does not.
 
@@ -110,18 +180,20 @@ def _within_memory(
     """
     best: Decision | None = None
     refused: Decision | None = None
-    order = _order(free)
-    for found in sorted(free, key=order):
+    order, tried = _order(candidates.free), candidates.tried
+    for found in sorted(candidates.free, key=order):
         if best is not None and order(found)[0]:
             break
-        request = asked[found.remat]
-        limit = request.topology.memory_bytes
+        request = candidates.asked[found.remat]
         place = (found.problem.mesh.sizes, found.remat)
         reached = found.solution.objective_s
         if best is not None and reached > best.solution.objective_s * (1 + TIE):
-            _note(tried, *place, refused="slower even without a limit")
+            _note(tried, *place, refused=_SLOW)
             continue
-        bounded = bounded_decision(found, limit, request)
+        key = id(found), limit
+        if key not in candidates.bounded:
+            candidates.bounded[key] = bounded_decision(found, limit, request)
+        bounded = candidates.bounded[key]
         if bounded.memory.total_bytes > limit:
             _note(tried, *place, refused=_too_large(bounded))
             refused = _smaller(refused, bounded)
@@ -194,78 +266,10 @@ def _on_mesh(
             return reason
         raise MeshError(reason, hint="pin fewer dims, or give the axis another name")
     tables = problem.build()
-    found = _decide(problem, tables, request, notes)
+    found = decide(problem, tables, request, notes)
     if found.solution.choice is None:
         return "no layout obeys all pins"
     return found
-
-
-def _decide(
-    problem: MeshProblem,
-    tables: SearchProblem,
-    request: Request,
-    notes: tuple[str, ...],
-) -> Decision:
-    options = {"seed": request.seed} if request.method == "mcmc" else {}
-    solution = solve(tables, request.method, **options)
-    memory = Memory.unknown()
-    if solution.choice is not None:
-        memory = memory_of(problem, solution.choice)
-    return Decision(
-        problem, tables, solution, memory, (), notes, 0.0, remat=request.remat
-    )
-
-
-def bounded_decision(free: Decision, limit: float, request: Request) -> Decision:
-    """The best decision on a mesh within the memory limit.
-
-    Peak memory is a sum over variables plus the most that one of them needs while
-    it runs. The sum is limited in the search; for the other part, thresholds are
-    tried from what the free plan needs downwards, and choices above them struck
-    out, until a plan fits.
-
-    Returns:
-        A decision that fits, or the one of least memory that was found.
-    """
-    if free.memory.total_bytes <= limit:
-        return free
-    problem, least = free.problem, free
-    for threshold in _thresholds(problem, free.memory.transients_bytes):
-        tables = problem.limited(free.search_problem, limit, threshold)
-        found = _decide(problem, tables, request, free.notes)
-        if found.solution.choice is None:
-            found = _decide(problem, problem.by_memory(tables), request, free.notes)
-            found = replace(found, search_problem=tables)
-        if found.memory.total_bytes <= limit:
-            return found
-        least = min(least, found, key=lambda d: d.memory.total_bytes)
-    return least
-
-
-def _thresholds(problem: MeshProblem, most: float) -> list[float]:
-    """A few levels of working memory, from `most` down to the least possible."""
-    least = max((float(w.min()) for w in problem.working), default=0.0)
-    steps = [most * 0.5**k for k in range(THRESHOLDS - 1)]
-    return [*(t for t in steps if t > least), least]
-
-
-def _remat_reason(
-    chosen: Decision, fastest: Decision | None, asked: Mapping[Remat, Request]
-) -> str:
-    """Why blocks keep what they keep."""
-    if len(asked) == 1:
-        need = chosen.memory.total_bytes / 2**30
-        limit = chosen.problem.mesh.topology.memory_bytes / 2**30
-        fits = f"the fastest layout needs {need:.3g} of {limit:.3g} GiB per device"
-        return fits if chosen.remat == Remat("none") else "as asked"
-    if fastest is None:
-        return "the only choice for which there is a layout"
-    slower = chosen.solution.objective_s / fastest.solution.objective_s - 1
-    return (
-        f"with level {fastest.remat.level!r} the fastest layout "
-        f"{_too_large(fastest)}, too much; this is the fastest plan that fits, "
-        f"{slower:.1%} slower than that would be"
-    )
 
 
 def _uneven(batch: int, sizes: Mapping[str, int]) -> str:

@@ -41,11 +41,13 @@ class Remat:
 AS_IT_IS = Remat()
 
 
-def choices(wanted: Any) -> tuple[Remat, ...]:
+def choices(wanted: Any, *, own: bool) -> tuple[Remat, ...]:
     """What the option `remat=` admits, the cheapest in time first.
 
     Args:
         wanted: "auto", one of `LEVELS`, None, or names of activations.
+        own: Whether the model has checkpoints of its own: it is then tried first as
+            it is.
 
     Raises:
         PlanError: for anything else.
@@ -53,7 +55,8 @@ def choices(wanted: Any) -> tuple[Remat, ...]:
     if wanted is None:
         return (AS_IT_IS,)
     if wanted == "auto":
-        return tuple(map(Remat, LEVELS))
+        first, *harder = map(Remat, LEVELS)
+        return (AS_IT_IS if own else first, *harder)
     if isinstance(wanted, str) and wanted in LEVELS:
         return (Remat(wanted),)
     is_names = isinstance(wanted, Sequence) and not isinstance(wanted, str)

@@ -1,5 +1,6 @@
 """Rematerialisation as a choice: same numbers, less memory, predicted as compiled."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import typer
 from flax import nnx
 from jax.extend.core import Literal
 
 import jaxpar
+from jaxpar.cli import app
 from jaxpar.errors import PlanError
 from jaxpar.flatten import flatten
 from jaxpar.hlo.memory import memory_of
@@ -30,6 +33,9 @@ def decoder(*, scan: bool, **changes):
     sizes = {"batch": 8, "seq": 128, "layers": 2, "d_model": 64, "d_ff": 128}
     sizes |= {"vocab": 64, "max_seq": 256, "head_dim": 16}
     return zoo("gpt-tiny", scan=scan, **sizes | changes)
+
+
+cli = typer.main.get_command(app)
 
 
 def kept(scan: bool) -> list[str]:
@@ -102,8 +108,11 @@ def test_checkpoints_of_the_model_are_left_alone():
     subject = prepare(**decoder(scan=True, remat="full"))
     for level in LEVELS:
         assert under(subject, Remat(level)) is subject
-    plan = jaxpar.make_plan(**decoder(scan=True, remat="full"), mesh=MESH, remat=None)
-    assert plan.remat.level == "model"
+    for remat in (None, "auto"):
+        plan = jaxpar.make_plan(
+            **decoder(scan=True, remat="full"), mesh=MESH, remat=remat
+        )
+        assert plan.remat.level == "model"
 
 
 # ---- numbers
@@ -297,3 +306,54 @@ def test_unknown_names_are_refused_with_the_nearest():
     edited = replace(plan, remat=replace(plan.remat, level="named", saved=("x",)))
     with pytest.raises(PlanError, match="makes no value 'x'"):
         jaxpar.apply_plan(edited, **arguments)
+
+
+# ---- memory against time
+
+
+@pytest.fixture(scope="module")
+def front():
+    arguments = decoder(scan=True, layers=8, seq=256)
+    return arguments, jaxpar.pareto(**arguments, mesh="cpu-8")
+
+
+def test_the_front_trades_memory_for_time(front):
+    _, points = front
+    assert len(points) > 2
+    assert falls([p.memory_bytes for p in points])
+    assert falls([-p.step_s for p in points])
+    assert points[0].remat == "none"
+    assert points[0].slower == 0
+    assert points[-1].remat == "full"
+
+
+def test_every_point_is_the_plan_of_its_limit(front):
+    arguments, points = front
+    for point in points:
+        plan = jaxpar.make_plan(
+            **arguments, mesh="cpu-8", memory_bytes=point.limit_bytes
+        )
+        assert plan.search.objective_s == pytest.approx(point.step_s, rel=1e-6)
+        assert plan.remat.level == point.remat
+        assert point.memory_bytes <= point.limit_bytes
+        assert needs(plan) <= point.limit_bytes
+
+
+def test_the_command_prints_the_front(capsys):
+    command = ["plan", "zoo:gpt-tiny", "--topology", "cpu-8", "--pareto"]
+    cli(command, standalone_mode=False)
+    assert "memory against time" in capsys.readouterr().out
+    cli([*command, "--json"], standalone_mode=False)
+    points = json.loads(capsys.readouterr().out)
+    assert points[0]["slower"] == 0
+    assert {"memory_bytes", "step_s", "mesh", "remat", "fits"} <= points[0].keys()
+
+
+@pytest.mark.parametrize(
+    ("option", "level"),
+    [("full", "full"), ("model", "model"), (kept(False)[0], "named")],
+)
+def test_the_command_takes_a_level(option, level, capsys):
+    command = ["plan", "zoo:gpt-tiny", "--mesh", "data=2", "--remat", option, "--json"]
+    cli(command, standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["remat"]["level"] == level

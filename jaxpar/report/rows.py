@@ -152,12 +152,13 @@ def meshes(plan: Plan) -> Rows:
     rows = tuple(
         (
             mesh_text(tried.mesh),
+            tried.remat or "",
             "" if tried.objective_s is None else seconds_text(tried.objective_s),
             tried.refused or "",
         )
         for tried in plan.search.meshes_tried
     )
-    return Rows("meshes", ("mesh", "time", "refused"), rows, limit=8)
+    return Rows("meshes", ("mesh", "remat", "time", "refused"), rows, limit=8)
 
 
 def changes(title: str, found: Sequence[Change]) -> Rows:

@@ -52,6 +52,10 @@ def print_plan(
     for section in sections:
         _print_rows(console, section, verbose=verbose)
     console.print()
+    if plan.remat.reason:
+        kept = ", ".join(plan.remat.saved) or plan.remat.level
+        text = f"{kept}: {plan.remat.reason}"
+        console.print(Text.assemble(("rematerialisation ", "bold cyan"), text))
     for note in plan.notes:
         console.print(Text.assemble(("note ", "bold yellow"), note))
     console.print(_search(plan.search))
