@@ -43,6 +43,12 @@ class StackConfig:
         causal: Whether a token sees only those before it.
         scan: One stacked block run by a scan, in place of a list of blocks.
         remat: "full" recomputes each block in the backward pass; "none" does not.
+        experts: Feed-forward parts of which a router chooses; 1 is a dense block.
+        experts_per_token: How many of them each token is sent to.
+        expert_group: Most tokens that share the places of an expert (GShard); a
+            longer sequence is cut into equal groups.
+        capacity_factor: Places of an expert in a group over the tokens that it gets
+            when all experts get as many; a token that finds none is passed over.
         dropout: Rate of the dropout on each part's output.
         dtype: In which blocks compute; norms and softmax always use float32.
         param_dtype: In which parameters rest.
@@ -66,6 +72,10 @@ class StackConfig:
     causal: bool = True
     scan: bool = False
     remat: str = "none"
+    experts: int = 1
+    experts_per_token: int = 1
+    expert_group: int = 1024
+    capacity_factor: float = 1.25
     dropout: float = 0.0
     dtype: str = "float32"
     param_dtype: str = "float32"
@@ -89,6 +99,15 @@ class StackConfig:
             raise ModelError(
                 f"head_dim ({self.head_dim}) is odd, but rope turns pairs of numbers",
                 hint='use an even head_dim, or other positions, such as "learned"',
+            )
+        if self.experts_per_token > self.experts:
+            raise ModelError(
+                f"experts_per_token ({self.experts_per_token}) exceeds experts "
+                f"({self.experts})"
+            )
+        if self.experts > 1 and self.mlp_bias:
+            raise ModelError(
+                f"{self.experts} experts with mlp_bias", hint="set mlp_bias to false"
             )
         if self.positions in ("relative", "transformer_xl") and not self.causal:
             raise ModelError(
@@ -120,6 +139,8 @@ class StackConfig:
         inner = 1 + self.gated
         mlp = (1 + inner) * self.d_model * self.d_ff
         mlp += self.mlp_bias * (inner * self.d_ff + self.d_model)
+        if self.experts > 1:
+            mlp = self.experts * (mlp + self.d_model)
         norms = (1 if self.parallel_block else 2) * self.norm_parameters
         return attention + mlp + norms
 
@@ -137,16 +158,25 @@ class DecoderConfig(StackConfig):
         vocab: Number of tokens known.
         max_seq: Rows of the table of learned positions; the longest input then.
         tied: One table for the input embedding and for the output logits.
+        pad_vocab: The tables get as many rows more as make their number a multiple
+            of this, so that axes which do not divide `vocab` can split them. No
+            token looks the extra rows up, and their logits are masked.
     """
 
     vocab: int
     max_seq: int
     tied: bool = True
+    pad_vocab: int = 1
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of the token tables, padding included."""
+        return -(-self.vocab // self.pad_vocab) * self.pad_vocab
 
     @property
     def parameters(self) -> int:
         """Weights in the whole model."""
-        tables = self.vocab * (1 if self.tied else 2)
+        tables = self.table_rows * (1 if self.tied else 2)
         tables += self.max_seq if self.positions == "learned" else 0
         return self.stack_parameters + tables * self.d_model
 
@@ -209,5 +239,7 @@ def _check(name: str, kind: Any, value: Any) -> None:
         raise ModelError(f"{name} is {value!r}, but must be of type {kind.__name__}")
     if kind is int and value < 1:
         raise ModelError(f"{name} is {value}, but must be at least 1")
+    if name == "capacity_factor" and value <= 0:
+        raise ModelError(f"capacity_factor is {value}, but must be above 0")
     if name == "dropout" and not 0 <= value < 1:
         raise ModelError(f"dropout is {value}, but must be at least 0 and below 1")

@@ -23,14 +23,14 @@ class Decoder(nnx.Module):
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.embed = nnx.Embed(
-            config.vocab,
+            config.table_rows,
             config.d_model,
             dtype=jnp.dtype(config.dtype),
             param_dtype=jnp.dtype(config.param_dtype),
             embedding_init=named(normal(0.02), ("vocab", "embed"), config),
             rngs=rngs,
         )
-        embed, vocab = {"embed": config.d_model}, {"vocab": config.vocab}
+        embed, vocab = {"embed": config.d_model}, {"vocab": config.table_rows}
         table = {"position": config.max_seq} | embed
         learned = config.positions == "learned"
         self.positions = param(rngs, normal(0.02), table, config) if learned else None
@@ -41,13 +41,14 @@ class Decoder(nnx.Module):
         self.head = None if config.tied else make(bias=False)
 
     def __call__(self, tokens: Array) -> Array:
-        """From [batch, length] integers to [batch, length, vocab] logits."""
+        """From [batch, length] integers to [batch, length, table_rows] logits."""
         x = self.embed(tokens)
         if self.positions is not None:
             x = x + self.positions[: tokens.shape[1]].astype(x.dtype)
         x = run_layers(self.layers, self.drop(x), self.config)
         x = self.final_norm(x)
-        return self.embed.attend(x) if self.head is None else self.head(x)
+        logits = self.embed.attend(x) if self.head is None else self.head(x)
+        return functional.without_padding(logits, vocab=self.config.vocab)
 
 
 def next_token_loss(model: Decoder, batch: dict[str, Array]) -> Array:

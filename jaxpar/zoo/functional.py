@@ -174,6 +174,15 @@ def distance_bias(query: Array, distance: Array) -> Array:
     return skew(scores.astype(jnp.float32))
 
 
+def without_padding(logits: Array, *, vocab: int) -> Array:
+    """Logits [..., table_rows] whose entries from `vocab` on can never be chosen."""
+    rows = logits.shape[-1]
+    if rows == vocab:
+        return logits
+    row = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    return jnp.where(row < vocab, logits, jnp.finfo(logits.dtype).min)
+
+
 def cross_entropy(logits: Array, labels: Array) -> Array:
     """Mean cross entropy in float32; no gather, so classes may be sharded.
 

@@ -168,10 +168,10 @@ class LinenDecoder(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: Array) -> Array:
-        """From [batch, length] integers to [batch, length, vocab] logits.
+        """From [batch, length] integers to [batch, length, table_rows] logits.
 
         Raises:
-            ModelError: if the config asks for relative positions.
+            ModelError: if the config asks for relative positions or experts.
         """
         config = self.config
         if config.positions not in _POSITIONS:
@@ -179,8 +179,13 @@ class LinenDecoder(nn.Module):
                 f"the Linen decoder has no {config.positions!r} positions",
                 hint=f"use the NNX decoder, or one of {', '.join(_POSITIONS)}",
             )
+        if config.experts > 1:
+            raise ModelError(
+                f"the Linen decoder has no experts, but the config {config.experts}",
+                hint="use the NNX decoder",
+            )
         embed = nn.Embed(
-            config.vocab,
+            config.table_rows,
             config.d_model,
             dtype=jnp.dtype(config.dtype),
             param_dtype=jnp.dtype(config.param_dtype),
@@ -197,9 +202,10 @@ class LinenDecoder(nn.Module):
         x = _layers(config, self.deterministic)(x)
         x = Norm(config, name="final_norm")(x)
         if config.tied:
-            return embed.attend(x)
-        init, outputs = inward(config.d_model), {"vocab": config.vocab}
-        return _dense(config, init, ("embed",), outputs, bias=False, name="head")(x)
+            return functional.without_padding(embed.attend(x), vocab=config.vocab)
+        init, outputs = inward(config.d_model), {"vocab": config.table_rows}
+        head = _dense(config, init, ("embed",), outputs, bias=False, name="head")
+        return functional.without_padding(head(x), vocab=config.vocab)
 
 
 def linen_next_token_loss(

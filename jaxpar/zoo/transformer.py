@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxpar.zoo import functional
+from jaxpar.zoo import experts, functional
 from jaxpar.zoo.config import RELATIVE_BUCKETS, StackConfig
 from jaxpar.zoo.initial import Initializer, inward, normal, outward
 
@@ -158,6 +158,44 @@ class Mlp(nnx.Module):
         return self.down(functional.activate(self.activation, self.up(x), gate))
 
 
+class Experts(nnx.Module):
+    """Feed-forward parts of which each token is sent to a few (Shazeer et al. 2017)."""
+
+    def __init__(self, config: StackConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        embed, inner = {"embed": config.d_model}, {"mlp": config.d_ff}
+        each, init = {"experts": config.experts}, inward(config.d_model)
+        self.router = param(rngs, init, embed | each, config)
+        make = partial(param, rngs, init, each | embed | inner, config)
+        self.gate = make() if config.gated else None
+        self.up = make()
+        init = outward(config.d_ff, config)
+        self.down = param(rngs, init, each | inner | embed, config)
+
+    def __call__(self, x: Array) -> Array:
+        """From [batch, length, d_model] to the same."""
+        config, shape = self.config, x.shape
+        group = experts.group_size(shape[1], config.expert_group)
+        x = x.reshape(shape[0], shape[1] // group, group, shape[2])
+        # The router decides in float32 (Fedus et al. 2022, "selective precision").
+        logits = x.astype(jnp.float32) @ self.router[...].astype(jnp.float32)
+        send, weigh = experts.route(
+            logits,
+            chosen=config.experts_per_token,
+            places=experts.places(
+                group, config.experts, config.experts_per_token, config.capacity_factor
+            ),
+        )
+        sent = jnp.einsum("bngec,bngd->ebncd", send.astype(x.dtype), x)
+        gate = None if self.gate is None else _of_each(sent, self.gate[...])
+        inner = functional.activate(
+            config.activation, _of_each(sent, self.up[...]), gate
+        )
+        made = _of_each(inner, self.down[...])
+        y = jnp.einsum("bngec,ebncd->bngd", weigh.astype(x.dtype), made)
+        return y.reshape(shape)
+
+
 class Block(nnx.Module):
     """Attention and feed-forward, each behind a norm; or both behind one."""
 
@@ -165,7 +203,7 @@ class Block(nnx.Module):
         self.norm = Norm(config, rngs=rngs)
         self.attn = Attention(config, rngs=rngs)
         self.mlp_norm = None if config.parallel_block else Norm(config, rngs=rngs)
-        self.mlp = Mlp(config, rngs=rngs)
+        self.mlp = (Mlp if config.experts == 1 else Experts)(config, rngs=rngs)
         streams = rngs if config.dropout else None
         self.attn_drop = nnx.Dropout(config.dropout, rngs=streams)
         self.mlp_drop = nnx.Dropout(config.dropout, rngs=streams)
@@ -178,6 +216,11 @@ class Block(nnx.Module):
             return x + attended + self.mlp_drop(self.mlp(h))
         x = x + attended
         return x + self.mlp_drop(self.mlp(self.mlp_norm(x)))
+
+
+def _of_each(x: Array, kernels: Array) -> Array:
+    """Products of [experts, ..., inputs] with one matrix [inputs, outputs] each."""
+    return jnp.einsum("ebncd,edf->ebncf", x, kernels.astype(x.dtype))
 
 
 def make_layers(config: StackConfig, rngs: nnx.Rngs) -> nnx.Module:
