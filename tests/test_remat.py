@@ -187,7 +187,8 @@ def test_memory_falls_from_level_to_level():
 def test_memory_falls_by_the_account_of_the_tpu_compiler(scan):
     # The CPU compiler drops what keeps it from making unrolled blocks again early.
     pytest.importorskip("libtpu")
-    arguments = decoder(scan=scan, layers=4, seq=256, batch=16)
+    sizes = {"layers": 4, "seq": 512, "batch": 32, "d_model": 128, "head_dim": 32}
+    arguments = decoder(scan=scan, max_seq=512, **sizes)
     compiled = []
     for level in LEVELS:
         plan = jaxpar.make_plan(**arguments, mesh="tpu-v5e-2x2", remat=level)

@@ -5,8 +5,9 @@ selective recomputation computes twice (Korthikanti et al. 2022, arXiv:2205.0519
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
@@ -17,7 +18,6 @@ from jaxpar.remat.blocks import common_path, jaxpr_at, path_of
 from jaxpar.remat.edit import Region
 
 _EXPONENTIALS = frozenset({"exp", "exp2"})
-_KEY_WORDS = 4  # of the largest raw random key
 
 
 def attention_cores(
@@ -147,52 +147,64 @@ def _between(jaxpr: Jaxpr, chosen: set[int]) -> set[int]:
 def _with_makers(jaxpr: Jaxpr, core: set[int]) -> set[int]:
     """The core with what only it reads, where that keeps fewer bytes.
 
-    A checkpoint keeps its inputs. What is made of no data (masks, dropout bits), or of
-    less than it results in, is made again instead. Projections stay outside: of other
-    products only what is as large as the scores is pulled in (position scores).
+    A checkpoint keeps its inputs. What is made of less (masks, dropout bits, position
+    scores) is made again instead. Projections stay outside: of other products only
+    what is as large as the scores is pulled in.
     """
     scores = max(_bytes(jaxpr.eqns[i].outvars) for i in core)
-    dataless = _dataless(jaxpr)
-    found = set(core)
-    read = {v for i in core for v in _inputs(jaxpr.eqns[i])}
-    outside = set(_variables(jaxpr.outvars))
-    for i in reversed(range(len(jaxpr.eqns))):
+    found = frozenset(core)
+    for var in sorted(_boundary(jaxpr, found), key=_size, reverse=True):
+        found = min(_grown(jaxpr, found, var, scores), key=partial(_kept, jaxpr))
+    return set(found)
+
+
+def _grown(
+    jaxpr: Jaxpr, core: frozenset[int], var: Any, scores: float
+) -> Iterator[frozenset[int]]:
+    """The core, and the core with more and more of what makes one of its inputs."""
+    yield core
+    grown, wanted = set(core), {var}
+    for i in reversed(range(max(core))):
         eqn = jaxpr.eqns[i]
-        if i in core:
+        if i in grown or wanted.isdisjoint(eqn.outvars):
             continue
-        wanted = [v for v in eqn.outvars if v in read]
-        is_projection = eqn.primitive.name in HEAVY and _bytes(wanted) < scores
-        is_smaller = i in dataless or _bytes(_inputs(eqn)) < _bytes(wanted)
-        shared = any(v in outside for v in eqn.outvars)
-        if wanted and is_smaller and not shared and not is_projection:
-            found.add(i)
-            read.update(_inputs(eqn))
-        else:
-            outside.update(_inputs(eqn))
-    return found
+        is_projection = eqn.primitive.name in HEAVY and _bytes(eqn.outvars) < scores
+        if not is_projection and not _read_outside(jaxpr, grown, eqn):
+            grown.add(i)
+            wanted.update(_inputs(eqn))
+            yield frozenset(grown)
 
 
-def _dataless(jaxpr: Jaxpr) -> set[int]:
-    """Equations that read scalars, random keys and constants alone, at first hand."""
-    made: set[Any] = set()
-    found: set[int] = set()
-    for i, eqn in enumerate(jaxpr.eqns):
-        if all(v in made or _is_small(v) for v in _inputs(eqn)):
-            found.add(i)
-            made.update(eqn.outvars)
-    return found
+def _read_outside(jaxpr: Jaxpr, equations: Set[int], maker: JaxprEqn) -> bool:
+    """Whether others than some equations read what an equation makes."""
+    made = set(maker.outvars)
+    return not made.isdisjoint(_variables(jaxpr.outvars)) or any(
+        not made.isdisjoint(_inputs(eqn))
+        for i, eqn in enumerate(jaxpr.eqns)
+        if i not in equations
+    )
 
 
-def _is_small(var: Any) -> bool:
-    return math.prod(var.aval.shape) <= _KEY_WORDS
+def _boundary(jaxpr: Jaxpr, equations: Set[int]) -> list[Any]:
+    """What equations read and do not make."""
+    inside = [jaxpr.eqns[i] for i in sorted(equations)]
+    made = {v for eqn in inside for v in eqn.outvars}
+    read = dict.fromkeys(v for eqn in inside for v in _inputs(eqn))
+    return [v for v in read if v not in made]
+
+
+def _kept(jaxpr: Jaxpr, equations: Set[int]) -> float:
+    """Bytes that a checkpoint of some equations keeps."""
+    return _bytes(_boundary(jaxpr, equations))
 
 
 def _variables(atoms: Sequence[Any]) -> list[Any]:
     return [a for a in atoms if not isinstance(a, Literal)]
 
 
-def _bytes(variables: Sequence[Any]) -> float:
-    return sum(
-        float(math.prod(v.aval.shape)) * getattr(v.aval.dtype, "itemsize", 1)
-        for v in variables
-    )
+def _bytes(variables: Iterable[Any]) -> float:
+    return sum(map(_size, variables))
+
+
+def _size(var: Any) -> float:
+    return float(math.prod(var.aval.shape)) * getattr(var.aval.dtype, "itemsize", 1)
