@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from jaxpar.cli_compare import as_published, compare
 from jaxpar.cli_simulate import simulate as simulate_plan
 from jaxpar.cli_values import limits, machine, remat_of, simulate, topology_of
 from jaxpar.errors import InfeasibleError, JaxparError, PlanError
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("simulate")(simulate_plan)
+app.command()(compare)
 ModelArgument = Annotated[
     str, typer.Argument(help="zoo:NAME, or file.py:function", metavar="MODEL")
 ]
@@ -77,27 +79,32 @@ def plan(
     pareto: Annotated[
         bool, typer.Option(help="Memory against time, in place of one plan")
     ] = False,
+    published: Annotated[
+        bool, typer.Option("--as-published", help="Machine and layout of the paper")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the plan file here")] = None,
     verbose: Annotated[bool, typer.Option(help="All rows, with reasons")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Plans the layout of a model; needs no device of the topology."""
     import jaxpar
-    from jaxpar.report.table import print_plan
     from jaxpar.zoo import load_model
 
     given = load_model(model, batch=batch, seq=seq)
     wishes = limits(given, pin, memory) | remat_of(given, remat)
+    wishes |= {"zero": zero, "method": method}
     given |= {"mesh": machine(topology, mesh) or given.get("mesh")}
     if pareto:
-        _front(given | wishes | {"zero": zero, "method": method}, as_json=as_json)
+        _front(given | wishes, as_json=as_json)
         return
-    made = jaxpar.make_plan(
-        **given,
-        **wishes,
-        zero=zero,
-        method=method,
-    )
+    made = as_published(model)[1] if published else jaxpar.make_plan(**given, **wishes)
+    _shown(made, out, as_json=as_json, verbose=verbose)
+
+
+def _shown(made: Any, out: Path | None, *, as_json: bool, verbose: bool) -> None:
+    """Writes a plan where it is wanted, and prints it."""
+    from jaxpar.report.table import print_plan
+
     if out is not None:
         made.save(out)
     if as_json:
