@@ -11,6 +11,7 @@ from jax.sharding import AxisType
 
 from jaxpar.errors import MeshError, ModelError
 from jaxpar.model import make_model
+from jaxpar.pipeline.batches import draw
 from jaxpar.pipeline.derive import Pipelined, pipelined
 from jaxpar.pure import named_leaves
 from jaxpar.schedule import make_schedule
@@ -31,7 +32,7 @@ SIZES = {
 
 
 def decoder(**overrides: Any) -> Traced:
-    options = SIZES | {"layers": 8, "scan": True} | overrides
+    options = SIZES | {"layers": 4, "scan": True} | overrides
     made = zoo("gpt-tiny", batch=BATCH, seq=LENGTH, **options)
     model = make_model(made["model"], made["batch"], made["loss"])
     return trace(model, made["batch"])
@@ -106,6 +107,29 @@ def test_a_tensor_axis_beside_the_pipeline() -> None:
     check(traced, pipeline(traced, "1f1b", 2, 4, 1, tensor=2))
 
 
+@pytest.mark.parametrize("scan", [True, False])
+def test_dropout_has_keys_for_each_microbatch_and_layer(scan: bool) -> None:
+    traced, parts = decoder(dropout=0.3, scan=scan), 4
+    params, state, rngs = jax.jit(traced.model.init)(0)
+
+    def loss(params: Any) -> Any:
+        rows, total = BATCH // parts, 0.0
+        for n in range(parts):
+            batch = {"tokens": tokens()["tokens"][n * rows : (n + 1) * rows]}
+            drawn = jax.tree.map(lambda leaf, n=n: draw(leaf, n), rngs)
+            total += traced.model.loss(params, state, drawn, batch, jnp.int32(0))[0]
+        return total / parts
+
+    wanted_loss, wanted = jax.jit(jax.value_and_grad(loss))(params)
+    found = pipeline(traced, "1f1b", 2, parts, 1)
+    arguments = (params, state, rngs, tokens(), jnp.int32(0))
+    (value, (_, _, counts)), gradients = jax.jit(found)(*arguments)
+    np.testing.assert_allclose(value, wanted_loss, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(gradients), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-6)
+    assert jax.tree.structure(counts) == jax.tree.structure(rngs)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scan", [True, False])
 @pytest.mark.parametrize("axes", [{}, {"data": 2}, {"fsdp": 2}, {"tensor": 2}], ids=str)
@@ -120,7 +144,7 @@ def test_the_whole_product(
     axes: dict[str, int],
     scan: bool,
 ) -> None:
-    traced = decoder(scan=scan)
+    traced = decoder(scan=scan, layers=8)
     check(traced, pipeline(traced, family, stages, microbatches, chunks, **axes))
 
 
@@ -143,7 +167,10 @@ def temporary_bytes(family: str, chunks: int, microbatches: int) -> int:
     return memory.temp_size_in_bytes
 
 
-@pytest.mark.parametrize(("family", "chunks"), [("1f1b", 1), ("interleaved", 2)])
+@pytest.mark.parametrize(
+    ("family", "chunks"),
+    [("1f1b", 1), pytest.param("interleaved", 2, marks=pytest.mark.slow)],
+)
 def test_memory_does_not_grow_with_the_microbatches(family: str, chunks: int) -> None:
     few, many = (temporary_bytes(family, chunks, n) for n in (8, 32))
     assert many == pytest.approx(few, rel=0.02)
@@ -162,7 +189,7 @@ def scan_lengths(jaxpr: Any) -> list[int]:
 
 @pytest.mark.parametrize(("family", "chunks"), SCHEDULES)
 def test_the_program_has_the_ticks_of_the_schedule(family: str, chunks: int) -> None:
-    traced = decoder()
+    traced = decoder(layers=8)
     found = pipeline(traced, family, 4, 8, chunks)
     step = jax.ShapeDtypeStruct((), jnp.int32)
     jaxpr = jax.make_jaxpr(found)(*traced.model.abstract, traced.batch, step)

@@ -158,12 +158,18 @@ class Pipelined:
         )
 
     def rest(self, leaves: list[Any]) -> tuple[Any, Any, Any]:
-        """aux, model state and random state, none of which depends on the batch."""
+        """aux, model state and random state, none of which depends on the batch.
+
+        A scan may make them beside what does: any batch will do, so it gets zeros.
+        """
         part = self.stages.split
-        outputs = part.program.outputs[1:]
-        return self.traced.out_tree.unflatten(
-            part.program.run(outputs, part.known(leaves))
-        )
+        known = part.known(leaves)
+        for i in self.stages.batch:
+            number = part.program.inputs[i]
+            aval = part.program.avals[number]
+            known[number] = jnp.zeros(aval.shape, aval.dtype)
+        found = part.program.run(part.program.outputs[1:], known)
+        return self.traced.out_tree.unflatten(found)
 
 
 def pipelined(
@@ -200,8 +206,7 @@ def pipelined(
     end = whole
     if divided and schedule.devices > 1:
         end = split(retraced(traced, size, rows // schedule.devices))
-    roles = [leaf.role for leaf in traced.leaves]
-    read = whole.read_inside
+    roles, read = [leaf.role for leaf in traced.leaves], whole.read_inside
     shares = schedule.microbatches * parts * (schedule.devices if divided else 1)
     stages = Stages(
         split=whole,

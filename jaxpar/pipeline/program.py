@@ -8,6 +8,8 @@ is the numbers that it starts from and those that it ends with.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
@@ -80,11 +82,13 @@ class Program:
         for number, origin in zip(self.inputs, inputs, strict=True):
             found[number] = origin
         for eqn in self.equations:
-            made = Origin.NONE
-            for number in eqn.read_values:
-                made |= found[number]
-            for number in eqn.writes:
-                found[number] = made
+            read = [found[r] if isinstance(r, int) else Origin.NONE for r in eqn.reads]
+            if eqn.source.primitive.name == "scan":
+                made = _scan_origins(eqn.source.params, read)
+            else:
+                made = [reduce(or_, read, Origin.NONE)] * len(eqn.writes)
+            for number, origin in zip(eqn.writes, made, strict=True):
+                found[number] = origin
         return found
 
     def needed(
@@ -129,6 +133,22 @@ class Program:
             operands = [_value(r, values) for r in eqn.reads]
             values.update(zip(eqn.writes, _bind(eqn.source, operands), strict=True))
         return [_value(w, values) for w in wanted]
+
+
+def _scan_origins(params: Mapping[str, Any], read: list[Origin]) -> list[Origin]:
+    """What each result of a scan is made of: its carry grows until it is steady."""
+    program = read_program(params["jaxpr"])
+    first, count = params["num_consts"], params["num_carry"]
+    while True:
+        found = program.origins(read)
+        made = [
+            found[o] if isinstance(o, int) else Origin.NONE for o in program.outputs
+        ]
+        carry = read[first : first + count]
+        grown = [a | b for a, b in zip(carry, made[:count], strict=True)]
+        if grown == carry:
+            return [*carry, *made[count:]]
+        read = [*read[:first], *grown, *read[first + count :]]
 
 
 def _value(read: int | Literal, values: Mapping[int, Any]) -> Any:
