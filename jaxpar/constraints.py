@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jaxpar.cost.problem import Link, MeshProblem
 from jaxpar.cost.rates import State
 from jaxpar.planner import Decision
-from jaxpar.sharding import Spec, axes_of, moves, without
+from jaxpar.sharding import Spec, axes_of, fits, moves, without
 from jaxpar.strategy import LeafStrategy, Strategy
 
 FOLLOWS = frozenset({"pointwise", "view", "branch_join", "layer_stack"})
@@ -117,11 +117,14 @@ class _Constraints:
             stored = self._stored(writer)
             if seen == kept:
                 return self._uses(links, (kept, ()), writer)
-            specs = (*self._way((stored, ()), kept), *self._way((kept, ()), seen))
+            specs = (
+                *self._way(tensor, (stored, ()), kept),
+                *self._way(tensor, (kept, ()), seen),
+            )
         elif set(partial) & set(axes_of(seen)):
-            specs = self._way(written, seen)
+            specs = self._way(tensor, written, seen)
         else:
-            specs = (kept, *self._way((kept, ()), seen))
+            specs = (kept, *self._way(tensor, (kept, ()), seen))
         found = self._value(tensor, writer, specs, moved=moved)
         return found + self._uses(links, (seen, ()))
 
@@ -148,14 +151,14 @@ class _Constraints:
         gradient is cut further than that, `held` is said too: on its way back the
         gradient then comes by it, not by a way of the compiler's own.
         """
-        first = () if leaf is None else self._way((self._stored(leaf), ()), held[0])
+        first = () if leaf is None else self._first(leaf, held[0])
         says_held = leaf is not None and not first and self._gradient_is_cut(leaf)
         found: dict[tuple[int, int], Constraint] = {}
         for link in links:
             tensor = self.graph.tensors[link.tensor]
             op = self._operator(link)
             is_weight = op.heavy and self._is_weight(link)
-            way = self._way(held, self._wanted(link))
+            way = self._way(link.tensor, held, self._wanted(link))
             if way and says_held:
                 way = (held[0], *way)
             specs = (*first, *way)
@@ -188,8 +191,19 @@ class _Constraints:
             raise TypeError("a leaf reads nothing")
         return self.problem.wanted(link, chosen)[0]
 
-    def _way(self, held: State, wanted: Spec) -> tuple[Spec, ...]:
-        """The layouts between two, the last included: one step at a time."""
-        spec, partial = held
-        steps = moves(spec, partial, wanted, self.problem.rates.sizes)
-        return tuple(step.layout for step in steps)
+    def _first(self, leaf: int, held: Spec) -> tuple[Spec, ...]:
+        """From where a leaf is stored to where it is held."""
+        tensor = self.graph.leaves[leaf].tensor
+        return self._way(tensor, (self._stored(leaf), ()), held)
+
+    def _way(self, tensor: int, held: State, wanted: Spec) -> tuple[Spec, ...]:
+        """The layouts between two, the last included: one step at a time.
+
+        Two axes that swap dims may pass through a layout that does not divide; it is
+        left to the compiler.
+        """
+        (spec, partial), sizes = held, self.problem.rates.sizes
+        grain = self.problem.grain(tensor)
+        steps = moves(spec, partial, wanted, sizes, grain=grain)
+        shape = self.graph.tensors[tensor].shape
+        return tuple(s.layout for s in steps if fits(s.layout, shape, sizes))

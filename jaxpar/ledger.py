@@ -173,7 +173,8 @@ class _Ledger:
         forward, backward = problem.times(link)
         op = link.reader - len(self.leaves)
         name, weight = problem.graph.operators[op].name, self._of_model(link.writer)
-        for step in problem.rates.steps(spec, partial, want):
+        grain = problem.grain(link.tensor)
+        for step in problem.rates.steps(spec, partial, want, grain):
             why = "adds the terms of a split sum" if partial else f"moved for {name}"
             yield self._entry(
                 step,
@@ -188,7 +189,7 @@ class _Ledger:
         if backward:
             gradient = problem.gradient(link, writer)
             share = problem.merged(link) if lacks else 1.0
-            for step in problem.rates.steps(want, lacks, gradient):
+            for step in problem.rates.steps(want, lacks, gradient, grain):
                 why = f"adds the gradients of {name}" if lacks else "moves back"
                 yield self._entry(
                     step,

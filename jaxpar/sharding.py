@@ -31,6 +31,15 @@ class Collective:
     bytes: float
 
 
+Grain = tuple[int, ...]
+"""Per dim the most parts, as far as the mesh can tell, that it splits into."""
+
+
+def grain_of(shape: tuple[int, ...], devices: int) -> Grain:
+    """The grain of a tensor on a mesh: shapes of one grain are moved alike."""
+    return tuple(math.gcd(n, devices) for n in shape)
+
+
 @cache
 def axes_of(spec: Spec) -> tuple[str, ...]:
     """All axes that a spec uses, dim by dim."""
@@ -81,6 +90,7 @@ def reshard(
     sizes: Mapping[str, int],
     *,
     reduce_scatter: bool = True,
+    grain: Grain | None = None,
 ) -> tuple[Collective, ...]:
     """The collectives that move a tensor of one byte from one layout to another.
 
@@ -91,11 +101,15 @@ def reshard(
         sizes: Devices per axis.
         reduce_scatter: Whether the compiler turns an all-reduce followed by a
             slice into a reduce-scatter. The CPU backend does not.
+        grain: From `grain_of`: how finely each dim may be split on the way, which
+            takes other axes than either end where one axis comes before one goes.
 
     Returns:
         The collectives in order, their `bytes` as shares of the whole tensor's.
     """
-    steps = moves(source, partial, target, sizes, reduce_scatter=reduce_scatter)
+    steps = moves(
+        source, partial, target, sizes, reduce_scatter=reduce_scatter, grain=grain
+    )
     return tuple(step.collective for step in steps if step.collective is not None)
 
 
@@ -106,6 +120,7 @@ def moves(
     sizes: Mapping[str, int],
     *,
     reduce_scatter: bool = True,
+    grain: Grain | None = None,
 ) -> tuple[Move, ...]:
     """Every step from one layout to another; arguments as for `reshard`.
 
@@ -115,10 +130,11 @@ def moves(
     """
     if source == target and not partial:
         return ()
-    walk = _Walk(source, target, sizes)
+    walk = _Walk(source, target, sizes, grain)
     walk.reduce(partial, scatters=reduce_scatter)
     walk.gather(walk.behind_moved)
     walk.drop()
+    walk.gather(walk.in_the_way)
     walk.exchange()
     walk.turn()
     walk.gather(lambda _: True)
@@ -130,8 +146,14 @@ def moves(
 class _Walk:
     """A layout on its way; `steps` grow from source to target."""
 
-    def __init__(self, source: Spec, target: Spec, sizes: Mapping[str, int]):
-        self.sizes, self.target = sizes, target
+    def __init__(
+        self,
+        source: Spec,
+        target: Spec,
+        sizes: Mapping[str, int],
+        grain: Grain | None,
+    ):
+        self.sizes, self.target, self.grain = sizes, target, grain
         self.layout, self.steps = source, list[Move]()
         self.source_dim = {a: d for d, axes in enumerate(source) for a in axes}
         self.target_dim = {a: d for d, axes in enumerate(target) for a in axes}
@@ -146,12 +168,12 @@ class _Walk:
 
     def reduce(self, partial: tuple[str, ...], *, scatters: bool) -> None:
         """Adds up a partial sum; where the target splits it, each its own part."""
-        scattered = tuple(a for a in partial if scatters and a in self.target_dim)
+        layout = self.layout
+        for d, axis in self._droppable(late=True):
+            if scatters and axis in partial and self._fits(d, (*layout[d], axis)):
+                layout = _with(layout, d, (*layout[d], axis))
+        scattered = tuple(a for a in partial if a in axes_of(layout))
         if scattered:
-            layout = self.layout
-            for d, axis in self._droppable(late=True):
-                if axis in scattered:
-                    layout = _with(layout, d, (*layout[d], axis))
             self.step(layout, "reduce-scatter", scattered)
             self.share /= math.prod(self.sizes[a] for a in scattered)
         summed = tuple(a for a in partial if a not in scattered)
@@ -173,12 +195,27 @@ class _Walk:
         """Each device keeps a part of what it holds."""
         held, layout = set(axes_of(self.layout)), self.layout
         for d, axis in self._droppable(late=late):
-            if axis not in held:
+            if axis not in held and self._fits(d, (*layout[d], axis)):
                 layout = _with(layout, d, (*layout[d], axis))
                 self.share /= self.sizes[axis]
         if layout != self.layout:
             self.layout = layout
             self.steps.append(Move(layout))
+
+    def _fits(self, dim: int, axes: Sequence[str]) -> bool:
+        """Whether a dim may be split over some axes at once."""
+        parts = math.prod(self.sizes[a] for a in axes)
+        return self.grain is None or self.grain[dim] % parts == 0
+
+    def in_the_way(self, axis: str) -> bool:
+        """Whether an axis must go before others can come to its dim."""
+        dim = self.source_dim[axis]
+        coming = [
+            a
+            for a in self.moved
+            if self.target_dim[a] == dim and a not in self.layout[dim]
+        ]
+        return bool(coming) and not self._fits(dim, (*self.layout[dim], *coming))
 
     def behind_moved(self, axis: str) -> bool:
         """Whether an axis must go before one that moves to another dim can."""

@@ -8,7 +8,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpar.sharding import Collective, axes_of, moves, reshard, shards, without
+from jaxpar.sharding import (
+    Collective,
+    axes_of,
+    fits,
+    grain_of,
+    moves,
+    reshard,
+    shards,
+    without,
+)
 
 SIZES = {"a": 2, "b": 2, "c": 3}
 SHAPE = (12, 12, 12)
@@ -52,6 +61,28 @@ def test_the_way_back_is_the_same_way(source, target):
         return Counter((s.kind, s.bytes) for s in steps if s.kind != "all-gather")
 
     assert exchanges(source, target) == exchanges(target, source)
+
+
+SMALL = (2, 6, 12)
+
+
+@given(specs(), specs())
+@settings(max_examples=300, deadline=None)
+def test_no_dim_is_split_further_than_it_divides(source, target):
+    """But for axes that swap their dims, of which one must come first."""
+    if not (fits(source, SMALL, SIZES) and fits(target, SMALL, SIZES)):
+        return
+    steps = moves(source, (), target, SIZES, grain=grain_of(SMALL, 12))
+    swaps = any(s.collective and s.collective.kind == "all-to-all" for s in steps)
+    assert swaps or all(fits(step.layout, SMALL, SIZES) for step in steps)
+    assert not steps or steps[-1].layout == target
+
+
+def test_one_axis_goes_before_another_comes_where_both_do_not_divide():
+    early = moves((("c",),), (), (("b",),), SIZES, grain=grain_of((12,), 12))
+    late = moves((("a",),), (), (("b",),), SIZES, grain=grain_of((6,), 12))
+    assert early[0].layout == (("c", "b"),)
+    assert [s.layout for s in late] == [((),), (("b",),)]
 
 
 @given(specs())

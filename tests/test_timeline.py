@@ -268,7 +268,6 @@ def test_pictures(plans, tmp_path):
     text = console.export_text()
     assert "ici fsdp" in text
     assert "1.00 B tokens" in text
-    pytest.importorskip("matplotlib")
     save_figure(plan, both[0], tmp_path / "step.svg")
     assert (tmp_path / "step.svg").stat().st_size > 1000
 

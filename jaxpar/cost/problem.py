@@ -22,7 +22,7 @@ from jaxpar.graph import Operand, Operator, OperatorGraph
 from jaxpar.hardware import Chip
 from jaxpar.mesh import LogicalMesh
 from jaxpar.search.problem import Edge, SearchProblem
-from jaxpar.sharding import Spec, without
+from jaxpar.sharding import Grain, Spec, grain_of, without
 from jaxpar.strategy import (
     Axes,
     Bound,
@@ -238,6 +238,10 @@ class MeshProblem:
         backward = 1.0 if self.training and tensor.active else 0.0
         return forward * link.executions, backward * link.executions
 
+    def grain(self, tensor: int) -> Grain:
+        """How finely the dims of a tensor split on this mesh."""
+        return grain_of(self.graph.tensors[tensor].shape, self.mesh.devices)
+
     def merged(self, link: Link) -> float:
         """Share of one reader in the reduction of a cotangent.
 
@@ -252,15 +256,15 @@ class MeshProblem:
         sources, from_source = self._sources(link.writer, link)
         targets, from_target = self._targets(link)
         forward, backward = self.times(link)
-        size = self.graph.tensors[link.tensor].bytes
+        size, grain = self.graph.tensors[link.tensor].bytes, self.grain(link.tensor)
         there = self.rates.table(
-            [s for s, _ in sources], [(want, ()) for want, _ in targets]
+            [s for s, _ in sources], [(want, ()) for want, _ in targets], grain
         )
         table = forward * (size * there[0] + there[1])
         if self._is_weight(link):
             table[there[0] > 0] = np.inf
         if backward:
-            back = self.rates.table(targets, [(g, ()) for _, g in sources])
+            back = self.rates.table(targets, [(g, ()) for _, g in sources], grain)
             shares = [self.merged(link) if lacks else 1.0 for _, lacks in targets]
             seconds = (size * back[0] + back[1]) * np.array(shares)[:, None]
             table = table + backward * seconds.T

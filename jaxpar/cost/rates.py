@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpar.axis_link import Level
 from jaxpar.mesh import LogicalMesh
-from jaxpar.sharding import Collective, Spec, reshard
+from jaxpar.sharding import Collective, Grain, Spec, reshard
 
 State = tuple[Spec, tuple[str, ...]]
 """A layout, and the axes over which the value is a partial sum."""
@@ -88,7 +88,7 @@ class Rates:
 
     mesh: LogicalMesh
     reduce_scatter: bool
-    _known: dict[tuple[Spec, tuple[str, ...], Spec], Price] = field(
+    _known: dict[tuple[Spec, tuple[str, ...], Spec, Grain | None], Price] = field(
         default_factory=dict
     )
     _tables: dict[Any, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
@@ -97,36 +97,54 @@ class Rates:
         self.sizes: Mapping[str, int] = self.mesh.sizes
 
     def steps(
-        self, source: Spec, partial: tuple[str, ...], target: Spec
+        self,
+        source: Spec,
+        partial: tuple[str, ...],
+        target: Spec,
+        grain: Grain | None = None,
     ) -> tuple[Collective, ...]:
         """The collectives of a move, their bytes as shares of the whole tensor."""
         return reshard(
-            source, partial, target, self.sizes, reduce_scatter=self.reduce_scatter
+            source,
+            partial,
+            target,
+            self.sizes,
+            reduce_scatter=self.reduce_scatter,
+            grain=grain,
         )
 
-    def move(self, source: Spec, partial: tuple[str, ...], target: Spec) -> Price:
+    def move(
+        self,
+        source: Spec,
+        partial: tuple[str, ...],
+        target: Spec,
+        grain: Grain | None = None,
+    ) -> Price:
         """Price of a move from one layout to another."""
-        key = (source, partial, target)
+        key = (source, partial, target, grain)
         if key not in self._known:
             total = Price()
             if partial or source != target:
-                for collective in self.steps(source, partial, target):
+                for collective in self.steps(source, partial, target, grain):
                     total += collective_price(collective, self.mesh)
             self._known[key] = total
         return self._known[key]
 
     def table(
-        self, sources: Sequence[State], targets: Sequence[State]
+        self,
+        sources: Sequence[State],
+        targets: Sequence[State],
+        grain: Grain | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Rates and latencies of all moves from sources to targets.
 
         Operators of one kind share their layouts, so whole tables are remembered.
         Whether a target is partial does not matter: it says what happens there.
         """
-        key = (tuple(sources), tuple(spec for spec, _ in targets))
+        key = (tuple(sources), tuple(spec for spec, _ in targets), grain)
         if key not in self._tables:
             prices = [
-                [self.move(spec, partial, want) for want, _ in targets]
+                [self.move(spec, partial, want, grain) for want, _ in targets]
                 for spec, partial in sources
             ]
             self._tables[key] = (
