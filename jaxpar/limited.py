@@ -34,24 +34,44 @@ def bounded_decision(free: Decision, limit: float, request: Request) -> Decision
     Peak memory is a sum over variables plus the most that one of them needs while
     it runs. The sum is limited in the search; for the other part, thresholds are
     tried from what the free plan needs downwards, and choices above them struck
-    out.
+    out. Where the peak is more than what the search adds up, and so nothing that it
+    finds fits, the limit is lowered by the difference, and all is tried once more.
 
     Returns:
         The fastest decision that fits, or the one of least memory that was found.
     """
     if free.memory.total_bytes <= limit:
         return free
-    problem, tried = free.problem, [free]
-    for threshold in _thresholds(problem, free.memory.transients_bytes):
-        tables = problem.limited(free.search_problem, limit, threshold)
-        found = decide(problem, tables, request, free.notes)
-        if found.solution.choice is None:
-            found = _smallest(free, tables, request)
-        tried.append(found)
+    tried = _under(free, limit, request)
     fits = [d for d in tried if d.memory.total_bytes <= limit]
+    if not fits and (missed := max(map(_missed, tried))) > 0:
+        tried += _under(free, limit - missed, request)
+        fits = [d for d in tried if d.memory.total_bytes <= limit]
     if fits:
         return min(fits, key=lambda d: d.solution.objective_s)
-    return min(tried, key=lambda d: d.memory.total_bytes)
+    return min([free, *tried], key=lambda d: d.memory.total_bytes)
+
+
+def _under(free: Decision, limit: float, request: Request) -> list[Decision]:
+    """What the search finds under a limit on what it adds up."""
+    problem, found = free.problem, []
+    for threshold in _thresholds(problem, free.memory.transients_bytes):
+        tables = problem.limited(free.search_problem, limit, threshold)
+        decision = decide(problem, tables, request, free.notes)
+        if decision.solution.choice is None:
+            decision = _smallest(free, tables, request)
+        found.append(decision)
+    return found
+
+
+def _missed(decision: Decision) -> float:
+    """Bytes of the peak that the search did not add up."""
+    choice = decision.solution.choice
+    if choice is None:
+        return 0.0
+    _, added = evaluate(decision.search_problem, choice)
+    fixed = decision.problem.workload.unowned_bytes + decision.memory.transients_bytes
+    return decision.memory.total_bytes - added - fixed
 
 
 def _smallest(free: Decision, tables: SearchProblem, request: Request) -> Decision:
